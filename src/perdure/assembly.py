@@ -23,7 +23,7 @@ from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
-from perdure.log.peers import Peers
+from perdure.log.nodes import OtherNodes
 from perdure.log.remote_readers import RemoteReaders
 from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.context import CallWaiters, ServerContext
@@ -213,14 +213,14 @@ async def _build(
     journal = Journal(
         store, settings, counters, claim=liveness.node_claim, lapses=store.lapses, on_holding=liveness.hold
     )
-    nodes = Peers(node=node, liveness=liveness)
+    nodes = OtherNodes(node=node, liveness=liveness)
     arrivals, lag = itertools.count(1), settings.max_stream_events
-    readers = RemoteReaders(node=node, store=store, journal=journal, peers=nodes, arrivals=arrivals, lag=lag)
-    peers = PeerLog()
+    readers = RemoteReaders(node=node, store=store, journal=journal, nodes=nodes, arrivals=arrivals, lag=lag)
+    peer_log = PeerLog()
     hub = Hub(
         settings,
         counters,
-        peers,
+        peer_log,
         ReadMarks(journal),
         readers,
         journal,
@@ -255,6 +255,6 @@ async def _build(
         early=EarlyAnswers(rules) if (rules := parse_answer_rules(settings.answer_within)) else None,
         tasks=SessionTasks(parse_task_rules(settings.tasks), kept=min(settings.task_ttl, settings.replay_window)),
         keyed=KeyedCalls(secret, store.clock),
-        peers=peers,
+        peer_log=peer_log,
     )
     return context, readers, liveness

@@ -21,7 +21,7 @@ from perdure._core.ids import (
     reader_since,
 )
 from perdure.errors import StoreUnavailable
-from perdure.log.peers import Peers
+from perdure.log.nodes import OtherNodes
 from perdure.store import MemoryStore
 from perdure.store.interface import reader_of, streams_by_id
 from perdure.store.records import ReaderRecord
@@ -258,9 +258,9 @@ async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
     await store.join(NodeId("left"))
     await store.leave(NodeId("left"))
     liveness = store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic)
-    peers = Peers(node=NodeId("here"), liveness=liveness)
-    assert await peers.is_dead(NodeId("left"))
+    nodes = OtherNodes(node=NodeId("here"), liveness=liveness)
+    assert await nodes.is_dead(NodeId("left"))
     store.reads = Fault.RAISES
-    assert await peers.is_dead(NodeId("left"))
+    assert await nodes.is_dead(NodeId("left"))
     with pytest.raises(StoreUnavailable):
-        await peers.is_dead(NodeId("unknown"))
+        await nodes.is_dead(NodeId("unknown"))

@@ -13,7 +13,7 @@ import pytest
 
 from perdure import Settings
 from perdure._core.ids import SessionId
-from perdure.cluster.settler import WaitingCalls
+from perdure.cluster.settler import PrincipalCalls
 from tests.support.clients.wire_client import Message, Web, Wire, gaps_of, progress_of, text_of
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.servers.in_process import until
@@ -119,7 +119,7 @@ def test_a_session_that_is_loaded_while_its_call_begins_to_wait_sends_its_client
     """The record was read before the call waited, and the session was not in memory yet when it was said so."""
     held: dict[SessionId, Any] = {}
     context: Any = SimpleNamespace(hub=Mock(monotonic=lambda: 0.0), settings=Settings())
-    waiting = WaitingCalls(context, Mock(held=held.get), Mock())
+    waiting = PrincipalCalls(context, Mock(held=held.get), Mock())
     waiting.expect(SessionId("s"))
     stream = Mock(is_over=False)
     session = Mock(waits=False, streams={"one": stream})

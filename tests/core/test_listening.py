@@ -72,7 +72,7 @@ def test_a_notification_reports_a_change_or_none(
 def test_changes_read_from_mail_as_they_were_written() -> None:
     sent: list[mail.Message] = [
         mail.Changed(changes=[list(TOOLS), list(A)]),
-        mail.Listening(node=NodeId("n"), number=3, uris=["note://a"], adds=True, has_more=False),
+        mail.Announced(node=NodeId("n"), number=3, uris=["note://a"], adds=True, has_more=False),
         mail.Unheard(),
     ]
     assert [mail.decode(mail.encode(message)) for message in sent] == sent

@@ -53,7 +53,7 @@ def test_nothing_that_writes_records_is_overlooked(written: list[Record]) -> Non
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call)
             and re.fullmatch(
-                r"log_event|.*(peers|\.log)\.log_event|.*log(ger)?\.(log|debug|info|warning|error|exception|critical)",
+                r"log_event|.*(peer_log|\.log)\.log_event|.*log(ger)?\.(log|debug|info|warning|error|exception|critical)",
                 ast.unparse(node.func),
             )
         ]
@@ -72,7 +72,7 @@ def test_the_facts_of_a_record_are_attributes(caplog: pytest.LogCaptureFixture) 
 def test_the_reader_of_the_source_reads_every_way_to_write_a_record(tmp_path: Path) -> None:
     (tmp_path / "sample.py").write_text(
         'log_event(logging.INFO, "a.b", f"{x} rows of {y}", rows=x)\n'
-        'context.peers.log_event(logging.WARNING, "e.f", "again", rows=x)\n'
+        'context.peer_log.log_event(logging.WARNING, "e.f", "again", rows=x)\n'
         '_log.exception("it %s", what, extra={"action": "c.d", "stream": s})\n'
         'logging.getLogger("perdure").warning("naked")\n'
         "checkpoints.note(7)\n"

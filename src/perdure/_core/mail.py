@@ -120,7 +120,7 @@ class Ended(_Mail):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listening:
+class Announced:
     """To all nodes: this node has listeners, who name these resources. Subscribe to them, and say so with the
     number."""
 
@@ -162,7 +162,7 @@ class Unheard:
     """To nodes with listeners: changes may have been missed."""
 
 
-ListeningMail = Listening | Subscribed | Joined | Changed | Unheard
+ListeningMail = Announced | Subscribed | Joined | Changed | Unheard
 """Messages about listeners, which concern no session."""
 
 Message = (

@@ -13,7 +13,7 @@ from perdure._core.states import ClaimState
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreLost, StoreUnavailable
 from perdure.log.chores import Chores, OnDemand, cancel_all
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.log.remote_readers import RemoteReaders
 from perdure.sessions.context import ServerContext
 from perdure.sessions.listening import Listening
@@ -157,7 +157,7 @@ class Watcher:
             case mail.Ended():
                 await self._sessions.was_ended(message.session, message.reason)
             case mail.Waiting():
-                self._settler.waiting.expect(message.session)
+                self._settler.principal_calls.expect(message.session)
             case mail.Attached() if held is not None:
                 if message.incarnation > held.record.incarnation:
                     await self._sessions.load(message.session)  # which begins the incarnation
@@ -192,7 +192,7 @@ class Watcher:
                 await self._settler.take_standing(message)
             case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
                 if not held.link.cancel(id_, incarnation=incarnation, params=params):
-                    await self._settler.waiting.cancel(message)
+                    await self._settler.principal_calls.cancel(message)
 
 
 class Node:
@@ -212,7 +212,7 @@ class Node:
         """`facts`: what this node writes with its beat. `on_buried` is called if other nodes have buried this one,
         `on_lost` (again and again) if the store cannot be used any more."""
         self._context = context
-        self._peers = context.nodes
+        self._nodes = context.nodes
         self._liveness = liveness
         self._settler = settler
         self._watcher = watcher
@@ -275,7 +275,7 @@ class Node:
 
         async def meet() -> None:
             nonlocal seen
-            seen = await self._peers.meet(mail_after=self._watcher.handled)
+            seen = await self._nodes.meet(mail_after=self._watcher.handled)
             self._settling &= set(seen.dead)
             for node, beat in seen.dead.items():
                 await self._attempt(f"node {node[:8]} could not be settled", self._settle(node, beat))
@@ -285,7 +285,7 @@ class Node:
         self._watcher.go_round(seen)
 
     async def _settle(self, dead: NodeId, beat: int) -> None:
-        has_left, listening = dead in self._peers.departed, self._watcher.listening
+        has_left, listening = dead in self._nodes.departed, self._watcher.listening
         if dead not in self._settling:
             self._settling.add(dead)
             name = dead[:8]
@@ -298,4 +298,4 @@ class Node:
         is_buried = await self._settler.settle_node(dead, beat, has_left=has_left)
         if is_buried and not has_left and listening is not None:
             listening.cue_others()  # they may not have seen that it was dead
-        await self._peers.meet()
+        await self._nodes.meet()

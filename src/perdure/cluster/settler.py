@@ -28,7 +28,7 @@ from perdure._core.tool_steps import StepHistory, ToolStepKind
 from perdure._core.unknown_outcome import Outline
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import cancelled, end_of_call, request_of, unknown_outcome
@@ -136,7 +136,7 @@ def is_of(ask: AskRecord, row: CallRecord) -> bool:
 ELSEWHERE = StreamId("")
 
 
-class WaitingCalls:
+class PrincipalCalls:
     """The calls that wait for their principal, as far as this node knows."""
 
     def __init__(self, context: ServerContext, sessions: SessionRegistry, settle: _Settle) -> None:
@@ -260,7 +260,7 @@ class Settler:
     def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
-        self.waiting = WaitingCalls(context, sessions, self.settle_waiting)
+        self.principal_calls = PrincipalCalls(context, sessions, self.settle_waiting)
         self._in_progress: dict[StreamId, _InProgress] = {}
         """Streams that this node may have claimed, and whose calls it has not all settled yet."""
         self._chores = Chores()
@@ -332,9 +332,9 @@ class Settler:
                         with surviving(f"stream {stream_id} could not be settled", stream_id):
                             await self._settle(record, progress.by)
         with surviving("what has waited for too long could not be answered"):
-            await self.waiting.give_up()
+            await self.principal_calls.give_up()
         with surviving("clients could not be asked to come again"):
-            self.waiting.send_back()
+            self.principal_calls.send_back()
         with surviving("calls whose end was lost could not be looked for"):
             await self._settle_lost()
         self._sessions.streams.release_parked(
@@ -592,7 +592,7 @@ class Settler:
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
                         self._context.waiters.tell(stream.id)  # a request for its result may have the credentials
-                        self.waiting.expect(owner.id, stream.id, goes_on=await self._goes_on(owner, call, by))
+                        self.principal_calls.expect(owner.id, stream.id, goes_on=await self._goes_on(owner, call, by))
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)
                     case _:
@@ -663,7 +663,7 @@ class Settler:
         await self._tell_status(owner, call, stream, CallState.SETTLED, payload)
         self._context.counters.calls_settled += 1
         sentence = f"a request was interrupted ({row.method}): {reason}"
-        self._context.peers.log_event(logging.WARNING, "call.unknown", sentence, **call.ids)
+        self._context.peer_log.log_event(logging.WARNING, "call.unknown", sentence, **call.ids)
 
     async def _run(
         self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest, verdict: Verdict

@@ -31,7 +31,7 @@ class SessionAccess:
         self.context = process.context
         self.settings = process.context.settings
         self.sessions = process.sessions
-        self.waiting = process.settler.waiting
+        self.principal_calls = process.settler.principal_calls
         self.bodies = Bodies(self.settings)
         self.credentials = Credentials()
         self.is_draining = is_draining
@@ -59,7 +59,7 @@ class SessionAccess:
             self.credentials.bring(session.id, scope)
         await session.come_back()
         if session.waits and resume:
-            await self.waiting.resume(session, HttpRequest(scope))
+            await self.principal_calls.resume(session, HttpRequest(scope))
         scope[RESUME] = self.resume
 
     async def resume(self, session_id: SessionId, http: HttpRequest) -> None:
@@ -67,7 +67,7 @@ class SessionAccess:
         async with self.sessions.using(session_id) as session:
             if session is not None:
                 self.credentials.bring(session.id, http.scope)
-                await self.waiting.resume(session, http)
+                await self.principal_calls.resume(session, http)
 
     async def check(self, session: Session, headers: Headers, owner: str, scope: Scope) -> None:
         """Refuse if a session that was `checked_later` no longer exists. While the store fails, the session in memory

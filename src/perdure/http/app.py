@@ -31,7 +31,7 @@ from perdure.http import BESIDE, HEALTH, METRICS
 from perdure.http.access import FAILURES, refusal_of
 from perdure.http.credentials import SHOWN, OpenRequests, client_without_subject, principal_of, shown_token
 from perdure.http.durable_calls import CANCEL_METHOD, TASK_METHODS
-from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, Endpoint
+from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, McpEndpoint
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import HttpRefusal, Refusal, json_answer
 from perdure.http.request import REQUEST_ID, ClientGone, Headers, HostAndOrigin
@@ -102,7 +102,7 @@ class App:
         self._host_and_origin = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
         self._process: ServerProcess | None = None
-        self._endpoint: Endpoint | None = None
+        self._endpoint: McpEndpoint | None = None
         self._has_logged_no_subject = False
         self._stopping = False
         self._draining = False
@@ -162,7 +162,7 @@ class App:
                 await keys.load(store, clock)
                 await stack.enter_async_context(doing(partial(keys.renew, store, clock)))
             self._process = process
-            self._endpoint = Endpoint(process, started, is_draining=lambda: self._draining)
+            self._endpoint = McpEndpoint(process, started, is_draining=lambda: self._draining)
             try:
                 yield
             finally:
@@ -391,7 +391,7 @@ class App:
             task.uncancel()
             raise HttpRefusal(Refusal.STOPPING) from None
 
-    def _started(self) -> Endpoint:
+    def _started(self) -> McpEndpoint:
         if self._endpoint is None:
             raise Misuse("Perdure was not started: hand `app.lifespan` to the application that it is mounted in")
         if self._stopping:

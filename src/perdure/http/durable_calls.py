@@ -177,7 +177,7 @@ class CallReader:
         """The connection is left to its server, which ends it."""
 
 
-class DurableCallEndpoint:
+class DurableCallHandler:
     """Answers calls, tasks, and cancellations by key."""
 
     def __init__(

@@ -33,14 +33,14 @@ from perdure.errors import (
 )
 from perdure.http.access import FAILURES, SessionAccess
 from perdure.http.credentials import caller_of
-from perdure.http.durable_calls import BEGIN_MOST, DurableCallEndpoint
+from perdure.http.durable_calls import BEGIN_MOST, DurableCallHandler
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.listening import ListeningHandler
 from perdure.http.refusals import HttpRefusal, Refusal, json_answer
 from perdure.http.request import KEY_MEMBER, REQUEST_ID, Headers, parse, replayed, require_accept, require_json
-from perdure.http.resume_tokens import ResumeTokenEndpoint
+from perdure.http.resume_tokens import ResumeTokenHandler
 from perdure.http.sdk_passthrough import SdkPassthrough
-from perdure.http.session_tasks import SessionTaskEndpoint
+from perdure.http.session_tasks import SessionTaskHandler
 from perdure.runtime.hosted import Started
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.keyed_calls import AnswerGone, CallKey, KeyTaken, TooManyKeys, has_key, key_in
@@ -72,18 +72,18 @@ MAX_NOTIFICATIONS = 1_000
 """Notifications of one session that wait for their handler or are being handled: a task each, of a few kilobytes."""
 
 
-class Endpoint:
+class McpEndpoint:
     """Answers requests. Raises one of `FAILURES` for a request that it refuses."""
 
     def __init__(self, process: ServerProcess, started: Started, *, is_draining: Callable[[], bool]) -> None:
         self._access = access = SessionAccess(process, is_draining)
-        self._post = PostHandler(access, SessionTaskEndpoint(access, started.tools))
-        self._resume = ResumeTokenEndpoint(access)
+        self._post = PostHandler(access, SessionTaskHandler(access, started.tools))
+        self._resume = ResumeTokenHandler(access)
         self.sessionless: SdkPassthrough | None = None
         if started.sessionless is not None and started.tools is not None:
-            calls, listening = DurableCalls(process.context, process.sessions, access.waiting.cancel), None
+            calls, listening = DurableCalls(process.context, process.sessions, access.principal_calls.cancel), None
             asks = started.asks_in_session
-            durable_calls = DurableCallEndpoint(access, calls, started.tools, asks_in_session=asks)
+            durable_calls = DurableCallHandler(access, calls, started.tools, asks_in_session=asks)
             if process.listening is not None:
                 tasks = None if started.tools.serves_tasks else calls
                 listening = ListeningHandler(access, process.listening, tasks)
@@ -175,7 +175,7 @@ class NewRequests(NamedTuple):
 class PostHandler:
     """Accepts the messages of a POST: requests get a stream, the rest a 202."""
 
-    def __init__(self, access: SessionAccess, tasks: SessionTaskEndpoint) -> None:
+    def __init__(self, access: SessionAccess, tasks: SessionTaskHandler) -> None:
         self._access = access
         self._context = access.context
         self._settings = access.settings
@@ -257,7 +257,7 @@ class PostHandler:
             waiting = iter(calls)
             for message in messages:
                 if not isinstance(message, Request):
-                    await session.receive(message, http, size=share, cancel_waiting=self._access.waiting.cancel)
+                    await session.receive(message, http, size=share, cancel_waiting=self._access.principal_calls.cancel)
                 elif node is None:
                     session.link.start(next(waiting), http)
             if stream is None:
@@ -405,7 +405,7 @@ class PostHandler:
             self._access.credentials.bring(session.id, http.scope)
             with session.in_use():
                 if session.waits:
-                    await self._access.waiting.resume(session, http)
+                    await self._access.principal_calls.resume(session, http)
                 with Intake(session, [request], incarnation=incarnation) as intake:
                     _, [call] = await intake.accept([body])
         except IdTaken:

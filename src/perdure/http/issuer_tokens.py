@@ -96,7 +96,7 @@ class IssuerTokens(TokenVerifier):
         self._reading = asyncio.Lock()
         self._why = ""
         """Why the keys could not be read at the last try."""
-        self._peers = PeerLog()
+        self._peer_log = PeerLog()
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the token's claims and principal, or `None` if it is not good here. Raises `KeysUnavailable`."""
@@ -117,7 +117,7 @@ class IssuerTokens(TokenVerifier):
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             reason = _REASONS.get(type(error), str(error))
         # For the operator alone. It may have a peer's text in it, and never the token.
-        self._peers.log_event(logging.INFO, "auth.refused", f"a token was refused: {reason}")
+        self._peer_log.log_event(logging.INFO, "auth.refused", f"a token was refused: {reason}")
         return None
 
     async def _verify(self, token: str) -> IssuerToken:

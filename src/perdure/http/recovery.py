@@ -92,7 +92,7 @@ class Recovery:
             return session_gone(why=why)
         if not self._limit.take(caller, now=self._monotonic()):
             self._context.counters.recoveries_refused += 1
-            self._context.peers.log_event(
+            self._context.peer_log.log_event(
                 logging.WARNING,
                 "session.loop",
                 "a caller lost too many sessions to be given another one",
@@ -161,7 +161,7 @@ class Recovery:
         except (TooManySessions, TooManyProcesses):
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
-            self._context.peers.log_event(
+            self._context.peer_log.log_event(
                 logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}"
             )
         counters.recoveries_tried += 1

@@ -39,7 +39,7 @@ def resume_paths(endpoint: str) -> dict[str, str]:
     return {f"{parent}/resume/{action}": action for action in ACTIONS}
 
 
-class ResumeTokenEndpoint:
+class ResumeTokenHandler:
     """Answers requests to the broker; raises `HttpRefusal`, unless a token is rejected."""
 
     def __init__(self, access: SessionAccess) -> None:

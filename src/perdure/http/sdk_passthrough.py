@@ -16,7 +16,7 @@ from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.credentials import caller_of, ending_with_token, principal_of
-from perdure.http.durable_calls import DurableCallEndpoint
+from perdure.http.durable_calls import DurableCallHandler
 from perdure.http.event_stream import EventStream
 from perdure.http.listening import ListeningHandler, hearing_changes
 from perdure.http.refusals import HttpRefusal, Refusal
@@ -109,7 +109,7 @@ class SdkPassthrough:
         self,
         manager: SessionlessHandler,
         access: SessionAccess,
-        durable_calls: DurableCallEndpoint,
+        durable_calls: DurableCallHandler,
         listening: ListeningHandler | None,
     ) -> None:
         """The SDK's handler has what neither `durable_calls` nor `listening` takes."""

@@ -33,7 +33,7 @@ Answer = tuple[bytes | None, FirstAnswer | None]
 """The response to a request; or how its call is answered at once, if it becomes a task."""
 
 
-class SessionTaskEndpoint:
+class SessionTaskHandler:
     """Answers for the sessions whose tasks are Perdure's."""
 
     def __init__(self, access: SessionAccess, tools: Tools | None) -> None:
@@ -129,7 +129,7 @@ class SessionTaskEndpoint:
         store, stream = self._context.store, found.stream
         async with self._access.sessions.using(stream.session) as session:
             if session is not None:
-                await session.cancel_call(cancelled_by_id(found), self._access.waiting.cancel)
+                await session.cancel_call(cancelled_by_id(found), self._access.principal_calls.cancel)
         until = asyncio.get_running_loop().time() + CANCEL_SECONDS
         with self._context.waiters.watch(stream.id, until=until) as watch:
             while True:

@@ -96,7 +96,7 @@ class ReadMarks:
 class Hub:
     _settings: Settings
     counters: Counters
-    peers: PeerLog
+    peer_log: PeerLog
     marks: ReadMarks
     registry: RemoteReaders
     journal: Journal
@@ -189,7 +189,7 @@ class Hub:
         self.counters.gaps += 1
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
         position = stream.position(last if behind is None else behind, progress)
-        self.peers.log_event(
+        self.peer_log.log_event(
             logging.WARNING, "stream.gap", sentence, session=stream.session, stream=stream.id, position=str(position)
         )
         message = gap_notification(stream.id, first, last, reason=reason)

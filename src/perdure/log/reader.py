@@ -226,7 +226,7 @@ class Reader:
             self._hub.counters.slow_readers_ended += 1
             self.failure = TimeoutError("the reader made no progress")
             stream = self.stream
-            self._hub.peers.log_event(
+            self._hub.peer_log.log_event(
                 logging.WARNING,
                 "reader.slow",
                 "a reader made no progress and was ended",
@@ -244,9 +244,9 @@ class Reader:
                 self._woken = False
         except StoreUnavailable as failure:
             self.failure = failure
-            peers, stream = self._hub.peers, self.stream
+            peer_log, stream = self._hub.peer_log, self.stream
             sentence = f"a reader was ended, its client may resume: {failure}"
-            peers.log_event(logging.WARNING, "reader.store", sentence, session=stream.session, stream=stream.id)
+            peer_log.log_event(logging.WARNING, "reader.store", sentence, session=stream.session, stream=stream.id)
             self._pump = None
             self.end()
         except OSError:

@@ -18,7 +18,7 @@ from perdure._core.ids import Kind, NodeId, StreamId, is_only_listed, place, rea
 from perdure.errors import PerdureError
 from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
-from perdure.log.peers import Peers, mail_to
+from perdure.log.nodes import OtherNodes, mail_to
 from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
 from perdure.store.interface import Store, reader_of
@@ -37,12 +37,12 @@ class RemoteReaders:
     """Readers here of streams that other nodes write, and readers at other nodes of streams that this node writes."""
 
     def __init__(
-        self, *, node: NodeId, store: Store, journal: Journal, peers: Peers, arrivals: Iterator[int], lag: int
+        self, *, node: NodeId, store: Store, journal: Journal, nodes: OtherNodes, arrivals: Iterator[int], lag: int
     ) -> None:
         self._node = node
         self._store = store
         self._journal = journal
-        self._peers = peers
+        self._nodes = nodes
         self._arrivals = arrivals
         self._lag = max(1, lag // 4)
         """Events after which a reader reports to its writer how far it has got."""
@@ -118,7 +118,7 @@ class RemoteReaders:
                 # Its reader has left. If its row took the place of another node's, no node knows of that reader: it is
                 # ended, and its client comes again.
                 self._put(LeaveReader(stream=stream.id, reader=row.reader))
-                self._put(*mail_to(self._peers.others, mail.Reading(session=stream.session, stream=stream.id)))
+                self._put(*mail_to(self._nodes.others, mail.Reading(session=stream.session, stream=stream.id)))
             row = None
         row = None if row is None or row.node == self._node else row
         before = stream.readers.remote
@@ -192,7 +192,7 @@ class RemoteReaders:
     async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
         """Read the ends of streams that are read here and written elsewhere, or the reverse: the named ones, or all.
         Returns the standalone streams that are read here and have no writer any more."""
-        holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
+        holders = await self._nodes.holders() if everything and self.has_readers_beyond else ()
         names = list(self._followed) if everything else [name for name in named if name in self._followed]
         after = {name: self._followed[name].reader.cursor for name in names}
         is_short = not everything and len(named) <= _EVENTS_AT_ONCE

@@ -23,7 +23,7 @@ class UpstreamState(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class UpstreamFailure:
     at: float
     reason: str
     """A sentence, or a part of one, for the operator, without secrets."""
@@ -37,7 +37,7 @@ class Health:
         self._clock = clock
         self.numbers = numbers or UpstreamNumbers()
         self.numbers.upstream_up = 1
-        self.last_failure: Failure | None = None
+        self.last_failure: UpstreamFailure | None = None
         """Of a handshake, or of a process: the upstream may be up again."""
         self.state = UpstreamState.STARTING
         self.since = clock()
@@ -53,7 +53,7 @@ class Health:
         self.state, self.reason, self.next_try = state, reason, next_try
         self.numbers.upstream_up = int(state in (UpstreamState.STARTING, UpstreamState.UP))
         if reason:
-            self.last_failure = Failure(at=self.since, reason=reason)
+            self.last_failure = UpstreamFailure(at=self.since, reason=reason)
 
     def note_failure(self, reason: str) -> None:
-        self.last_failure = Failure(at=self._clock(), reason=reason)
+        self.last_failure = UpstreamFailure(at=self._clock(), reason=reason)

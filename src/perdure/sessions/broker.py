@@ -130,7 +130,7 @@ class Broker:
         """A token was used twice. The attached client keeps the session, and is notified that it needs a new chain."""
         self._context.counters.resume_chains_revoked += 1
         name = chain.session[:8]
-        self._context.peers.log_event(
+        self._context.peer_log.log_event(
             logging.WARNING,
             "resume.revoked",
             f"a resume token that had been retired was used again ({action.value}): its chain is revoked",
@@ -142,7 +142,7 @@ class Broker:
                 session.home.send(REVOKED)
                 await session.home.forwarded()
         except (StoreError, SessionEnded) as failure:
-            self._context.peers.log_event(
+            self._context.peer_log.log_event(
                 logging.WARNING,
                 "resume.untold",
                 f"the client could not be told of a revoked chain: {failure}",
@@ -151,7 +151,7 @@ class Broker:
 
     def _rejected(self, why: str) -> Rejected:
         self._context.counters.resume_tokens_rejected += 1
-        self._context.peers.log_event(logging.INFO, "resume.rejected", f"a resume token was rejected: {why}")
+        self._context.peer_log.log_event(logging.INFO, "resume.rejected", f"a resume token was rejected: {why}")
         return Rejected(why)
 
     def _refuse_while_failing(self) -> None:

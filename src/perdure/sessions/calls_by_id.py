@@ -19,7 +19,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure._core.states import CallState, SessionState
 from perdure.errors import NodeGone
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import encode
 from perdure.store.interface import Store, paged, stream_by_id

@@ -17,7 +17,7 @@ from perdure._core.retention import Limits
 from perdure._core.states import CallState
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal, Steps
-from perdure.log.peers import Peers
+from perdure.log.nodes import OtherNodes
 from perdure.runtime.base import Runtimes
 from perdure.settings import Settings
 from perdure.store.interface import Store
@@ -134,7 +134,7 @@ class ServerContext:
     counters: Counters
     node: NodeId
     fence: Fence
-    nodes: Peers
+    nodes: OtherNodes
     clock: Callable[[], float]
     """The store's clock: the same for all nodes, and it does not jump."""
     random: RandomBytes
@@ -152,7 +152,7 @@ class ServerContext:
     tasks: SessionTasks
     keyed: KeyedCalls
     """The calls of sessions that have a key."""
-    peers: PeerLog
+    peer_log: PeerLog
     """Logs what peers cause, at a limited rate."""
     waits: OpenWaits = field(default_factory=OpenWaits)
     change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)

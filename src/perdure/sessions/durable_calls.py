@@ -202,7 +202,7 @@ class DurableCalls:
         await self.cancel(record, "its client did not answer, and there was no room for others")
         await self.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
         sentence = "a call whose client was asked something was given up for newer ones of its caller"
-        self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
+        self._context.peer_log.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
         return True
 
     async def _give_up(self, record: SessionRecord) -> bool:
@@ -221,7 +221,7 @@ class DurableCalls:
         self._tasks.made_room(ALL)
         self._context.counters.answers_given_up += 1
         sentence = "the answer of a call that has ended was given up for newer ones of its caller (max_principal_tasks)"
-        self._context.peers.log_event(logging.WARNING, "call.given_up", sentence, session=record.id[:8])
+        self._context.peer_log.log_event(logging.WARNING, "call.given_up", sentence, session=record.id[:8])
         return True
 
     # Finding

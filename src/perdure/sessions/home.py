@@ -20,7 +20,7 @@ from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.log.journal import AHEAD
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.log.stream import RUN_AHEAD, Stream, StreamOwner
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext

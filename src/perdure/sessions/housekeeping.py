@@ -9,7 +9,7 @@ from perdure._core.retention import cutoffs
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session

@@ -28,7 +28,7 @@ from perdure._core.jsonrpc import error_payload, meta_of
 from perdure._core.states import SessionState
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import start
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.sessions.call_quota import ALL, CallQuota
 from perdure.sessions.calls_by_id import final_answer, is_waiting, last_progress
 from perdure.sessions.ledger import Call, encode

@@ -44,7 +44,7 @@ from perdure._core.listening import (
 from perdure.errors import NodeGone, PerdureError, StoreUnavailable
 from perdure.log.chores import OnDemand, cancel_all
 from perdure.log.journal import Steps
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.runtime.base import NoListening, ServerChanges
 from perdure.sessions.context import ServerContext
 from perdure.store.records import Overview
@@ -513,7 +513,7 @@ class Listening:
         left, own = list(uris), self._context.node
         while True:
             part, left = left[:MAX_URIS], left[MAX_URIS:]
-            message = mail.Listening(node=own, number=self._number, uris=part, adds=adds, has_more=bool(left))
+            message = mail.Announced(node=own, number=self._number, uris=part, adds=adds, has_more=bool(left))
             self._put_mail(nodes, message)
             if not left:
                 return
@@ -548,7 +548,7 @@ class Listening:
                 self._cue([Change(method, uri) for method, uri in message.changes])
             case mail.Unheard():
                 self._doubt.want()
-            case mail.Listening():
+            case mail.Announced():
                 known = self._nodes.get(message.node) if message.adds else None
                 uris = {**(known.filter.uris if known else {}), **dict.fromkeys(message.uris)}
                 wanted = ChangeFilter(methods=frozenset(LISTS.values()), uris=uris)

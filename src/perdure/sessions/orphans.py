@@ -27,7 +27,7 @@ from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.losses import ORPHAN, Orphan, Visits
 from perdure._core.states import SessionState
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
 from perdure.sessions.home import Home, NoHome

@@ -24,7 +24,7 @@ from perdure._core.states import CallState, ContentState, SessionState, SessionS
 from perdure._core.tool_steps import is_resumable
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.chores import cancel_all, start
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, encode

@@ -93,7 +93,7 @@ class Resume:
     def log_unknown(self) -> None:
         """Count and log a position that names no stream of its session."""
         self._context.counters.positions_lost += 1
-        self._context.peers.log_event(
+        self._context.peer_log.log_event(
             logging.WARNING,
             "position.unknown",
             "a position names no stream of its session",
@@ -147,7 +147,7 @@ class Resume:
             return Start(stream.readers.delivered, named=False)
         if position is None:
             # The client names no position of ours: warn, then send what is retained.
-            self._context.peers.log_event(
+            self._context.peer_log.log_event(
                 logging.WARNING, "position.unreadable", "a Last-Event-ID is not a position", session=self._session.name
             )
             self._context.counters.positions_lost += 1

@@ -19,7 +19,7 @@ from perdure._core.losses import Visits, incarnation_of, read_call
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
 from perdure._core.states import SESSION, CallState, SessionState, SessionStep, advance
 from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, StoreUnavailable
-from perdure.log.peers import mail_to
+from perdure.log.nodes import mail_to
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.early_answers import OWN_CALL

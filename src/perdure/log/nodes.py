@@ -15,7 +15,7 @@ _KNOWN_DEAD = 64
 """Dead nodes that are remembered: the clients of all their sessions return soon after the death."""
 
 
-class Peers:
+class OtherNodes:
     """Knows the other nodes on the store."""
 
     def __init__(self, *, node: NodeId, liveness: Liveness) -> None:
