@@ -592,7 +592,11 @@ class Settler:
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
                         self._context.waiters.tell(stream.id)  # a request for its result may have the credentials
-                        self.principal_calls.expect(owner.id, stream.id, goes_on=await self._goes_on(owner, call, by))
+                        goes_on = False  # whether it is resumable, and no step's outcome is unknown
+                        if call.request is not None and call.row.method == "tools/call" and not call.course.is_unknown:
+                            may = await by.tools.ask(owner, call.request, None)
+                            goes_on = may is Rerun.STEPS or (may is Rerun.HIDDEN and bool(call.course.marks))
+                        self.principal_calls.expect(owner.id, stream.id, goes_on=goes_on)
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)
                     case _:
@@ -627,13 +631,6 @@ class Settler:
             if may is Rerun.STEPS and call.course.is_unknown:
                 may = Rerun.NO
         return row[may]
-
-    async def _goes_on(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> bool:
-        """Whether a waiting call is resumable and no step's outcome is unknown."""
-        if call.request is None or call.row.method != "tools/call" or call.course.is_unknown:
-            return False
-        may = await by.tools.ask(owner, call.request, None)
-        return may is Rerun.STEPS or (may is Rerun.HIDDEN and bool(call.course.marks))
 
     # What becomes of a call
 

@@ -56,11 +56,17 @@ class Authentication:
 
     def protect(self, app: ASGIApp) -> ASGIApp:
         """The app for callers that show a valid bearer token."""
+
+        def on_error(connection: HTTPConnection, error: AuthenticationError) -> Response:
+            if isinstance(error, KeysUnavailable):
+                return refusal_of(HttpRefusal(Refusal.KEYS_UNAVAILABLE), None, self._counters).answer
+            return AuthenticationMiddleware.default_on_error(connection, error)
+
         resource = self._resource if self._checks_resource else None
         return AuthenticationMiddleware(
             AuthContextMiddleware(RequireAuthMiddleware(app, self._scopes, self._metadata_url)),
             backend=BearerAuthBackend(self.verifier, resource_server_url=resource),
-            on_error=self._on_error,
+            on_error=on_error,
         )
 
     def challenging(self, check: TokenCheck, send: Send) -> Send:
@@ -92,8 +98,3 @@ class Authentication:
                 await send(message)
 
         return send_checked
-
-    def _on_error(self, connection: HTTPConnection, error: AuthenticationError) -> Response:
-        if isinstance(error, KeysUnavailable):
-            return refusal_of(HttpRefusal(Refusal.KEYS_UNAVAILABLE), None, self._counters).answer
-        return AuthenticationMiddleware.default_on_error(connection, error)

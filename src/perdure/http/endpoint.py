@@ -179,6 +179,7 @@ class PostHandler:
         self._access = access
         self._context = access.context
         self._settings = access.settings
+        self._session_work = access.settings.session_work
         self._tasks = tasks
 
     async def __call__(
@@ -236,7 +237,7 @@ class PostHandler:
             notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
         # A cancellation and the answer to an ask are always taken, because they end work.
         if requests or notifications:
-            link, most = session.link, self._settings.session_work
+            link, most = session.link, self._session_work
             if notifications and link.runtime.notifications + notifications > MAX_NOTIFICATIONS:
                 raise HttpRefusal(Refusal.TOO_MANY_NOTIFICATIONS, limit=MAX_NOTIFICATIONS)
             if link.work and link.work + size > most:

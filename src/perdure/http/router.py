@@ -158,8 +158,13 @@ class Router:
         """Start all upstreams, and run until the end. Fails if none of them starts."""
         self._stopping = False
         if self._alone is not None:
+
+            def lose(lost: asyncio.Future[StoreLost]) -> None:
+                if self._on_lost is not None and not lost.cancelled():
+                    self._on_lost(lost.result())
+
             async with self._alone.running() as (_, lost):
-                lost.add_done_callback(self._lose)
+                lost.add_done_callback(lose)
                 yield
             return
         stopping = asyncio.Event()
@@ -232,10 +237,6 @@ class Router:
     def when_lost(self, on_lost: Callable[[StoreLost], None]) -> None:
         """Call `on_lost` if this process serves one upstream alone, and loses its store."""
         self._on_lost = on_lost
-
-    def _lose(self, lost: "asyncio.Future[StoreLost]") -> None:
-        if self._on_lost is not None and not lost.cancelled():
-            self._on_lost(lost.result())
 
     # Requests
 

@@ -211,19 +211,18 @@ class CallsById:
                 known = KnownCall(record, stream, rows[0]) if len(rows) == 1 else None
                 if known is not None and known.row.name not in names:
                     calls.append(known)
-        newest = sorted(calls, key=lambda call: call.stream.opened, reverse=True)[:LISTED_MOST]
-        return texts.call_list([await self._listed(call) for call in newest], self._context.clock())
-
-    async def _listed(self, call: KnownCall) -> ListedCall:
-        stream, ended = call.stream, None
-        asks = () if stream.sealed else await self._context.store.asks(call.record.id)
-        waits = any(_is_of(call, ask) for ask in asks)
-        if stream.sealed:
-            events = await self._context.store.read(stream.id, after=stream.last - 1, limit=1)
-            ended = events[-1].time if events else None
-        return ListedCall(
-            tool=call.row.name, id=call.id, began=stream.opened, ended=ended, state=call.row.state, waits=waits
-        )
+        listed = []
+        for call in sorted(calls, key=lambda call: call.stream.opened, reverse=True)[:LISTED_MOST]:
+            stream, row, ended, waits = call.stream, call.row, None, False
+            if stream.sealed:
+                last = await store.read(stream.id, after=stream.last - 1, limit=1)
+                ended = last[-1].time if last else None
+            else:
+                waits = any(_is_of(call, ask) for ask in await store.asks(call.record.id))
+            listed.append(
+                ListedCall(tool=row.name, id=call.id, began=stream.opened, ended=ended, state=row.state, waits=waits)
+            )
+        return texts.call_list(listed, self._context.clock())
 
     # Acting
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from perdure._core import early_answers as texts
@@ -76,8 +77,8 @@ class EarlyAnswers:
             left = _left(link, call, within)
             if link.own_tools is None:
                 left -= link.context.runtimes.answers_within  # so that their names are known in time
-            loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(max(0.0, left), self._on_time, link, call, origin, within)
+            answer = partial(self._answer, link, call, origin, within)
+            call.timer = asyncio.get_running_loop().call_later(max(0.0, left), lambda: self._start(answer()))
         return False
 
     def show(self, link: RuntimeLink, call: Call, body: bytes) -> bytes:
@@ -92,16 +93,14 @@ class EarlyAnswers:
             link.own_tools = texts.own_tools(link.listed)
         return encode(texts.listed(page, link.own_tools or texts.OwnTools(), within))
 
-    def _on_time(self, link: RuntimeLink, call: Call, origin: object, within: float) -> None:
-        if call.state is CallState.RUNNING:
-            self._keep(asyncio.create_task(self._answer(link, call, origin, within)))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.add(task := asyncio.create_task(work))
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, link: RuntimeLink, call: Call, origin: object, within: float) -> None:
         stream = call.stream
+        if call.state is not CallState.RUNNING:
+            return
         names = await self._names(link, call, origin, within)
         await asyncio.sleep(_left(link, call, within))
         events: Sequence[Event] = ()
@@ -178,7 +177,7 @@ class EarlyAnswers:
                         return encode(calls.unknown)
                     if found.stream.sealed:
                         outcome = await calls.outcome(found, None)
-                        self._keep(asyncio.create_task(_note_fetched(link.context, call.stream, calls, found)))
+                        self._start(_note_fetched(link.context, call.stream, calls, found))
                         return outcome
                     await resume_if_waiting(found.row, origin)
                     if last is None:

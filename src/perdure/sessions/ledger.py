@@ -172,13 +172,15 @@ class Calls:
             self._by_id[key] = 0
             self._running.take(self.caller)
         self._by_id[keys[0]] = size
-        self._take(size)
+        self.size += size
+        self._work.take(self.caller, size)
 
     def release(self, *keys: Key) -> None:
         """Free the ids of requests that have ended, or that do not begin."""
         for key in keys:
             if isinstance(size := self._by_id.pop(key, None), int):
-                self._take(-size)  # it does not come to the runtime
+                self.size -= size  # it does not come to the runtime
+                self._work.take(self.caller, -size)
                 self._running.take(self.caller, -1)
             if self.cancelled:
                 self.cancelled -= {key}
@@ -206,10 +208,6 @@ class Calls:
             self._by_id[key] = call
             calls.append(call)
         return calls
-
-    def _take(self, size: int) -> None:
-        self.size += size
-        self._work.take(self.caller, size)
 
     def new_number(self) -> int:
         """A number for the runtime that no other request of this session has or had."""
@@ -260,7 +258,8 @@ class Calls:
 
     def runtime_done(self, number: int) -> None:
         if (call := self.by_number.pop(number, None)) is not None:
-            self._take(-call.size)
+            self.size -= call.size
+            self._work.take(self.caller, -call.size)
             self._running.take(self.caller, -1)
         self.by_number = self.by_number or {}
 

@@ -383,7 +383,13 @@ class Listening:
                 if not self._listeners:
                     await self._lists.differing()  # those that changed while no listener was here are recent now
                 honoured = self._subscription.honours(wanted)
-                listener = ChangeListener(DueChanges(honoured), lambda left: self._leave(left, wanted.uris))
+
+                def leave(left: ChangeListener) -> None:
+                    if left in self._listeners:
+                        self._listeners.discard(left)
+                        self._release(wanted.uris)
+
+                listener = ChangeListener(DueChanges(honoured), leave)
                 self._listeners.add(listener)
                 listener.add([*self._lists.recent(), ALL_RESOURCES])
                 return listener
@@ -392,11 +398,6 @@ class Listening:
             raise
         self._release(wanted.uris)
         return None
-
-    def _leave(self, listener: ChangeListener, uris: Iterable[str]) -> None:
-        if listener in self._listeners:
-            self._listeners.discard(listener)
-            self._release(uris)
 
     def _name(self, uris: Iterable[str], caller: Caller) -> None:
         new = [uri for uri in uris if uri not in self._named]

@@ -122,7 +122,7 @@ class SessionRegistry(StreamOwner):
             return
         session = self._by_id.get(stream.session)
         has_key = self._context.keyed.on_settled(stream.id)
-        if session is None or session.record.is_task or stream.answered or has_key:
+        if session is None or session.keeper.record.is_task or stream.answered or has_key:
             self._context.waiters.tell(stream.id)  # a request may wait for its end
         if session is not None:
             session.on_call_settled(stream)
@@ -567,19 +567,16 @@ class ToolHints:
     def leave_at_steps(self, sessions: SessionRegistry) -> None:
         """Let the calls of resumable tools begin no other step here, and let other nodes go on with those that stand
         still."""
+        context = self._context
         for session, call in running_calls(sessions):
             call.leaves = call.leaves or self._may_go_on(session, call) is Rerun.STEPS
-            if call.is_standing:
-                self._offer(session, call.stream)
-
-    def _offer(self, session: Session, stream: Stream) -> None:
-        calls = [call for call in session.link.calls.all_running() if call.stream is stream]
-        if not all(call.is_standing for call in calls) or session.link.asks.of(stream.id):
-            return  # something of this stream goes on here
-        context = self._context
-        if nodes := [node for node in context.nodes.others if (stream.id, node) not in self._offered]:
-            self._offered.update((stream.id, node) for node in nodes)
-            context.put(*mail_to(nodes, mail.Standing(session=session.id, node=context.node, stream=stream.id)))
+            link, stream = session.link, call.stream
+            is_standing = all(other.is_standing for other in link.calls.all_running() if other.stream is stream)
+            if not is_standing or link.asks.of(stream.id):
+                continue  # something of this stream goes on here
+            if nodes := [node for node in context.nodes.others if (stream.id, node) not in self._offered]:
+                self._offered.update((stream.id, node) for node in nodes)
+                context.put(*mail_to(nodes, mail.Standing(session=session.id, node=context.node, stream=stream.id)))
 
     def _may_go_on(self, session: Session, call: Call) -> Rerun:
         method, kept = call.request.method, call.upstream

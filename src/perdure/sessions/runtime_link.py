@@ -457,7 +457,8 @@ class RuntimeLink:
         also = self._end_step(found, None if failed else body)
         answer = encode_answer(found.request.id, body, failed=failed)
         self.calls.answer(found, CallStep.ANSWER, answer, also)
-        self.tell_status(found, answer)
+        if found.is_task:
+            self.tell_status(found, answer)
         counters = self.context.counters
         counters.calls_answered += 1
         counters.call_seconds.observe(took := time.perf_counter() - found.begun)

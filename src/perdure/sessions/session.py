@@ -424,7 +424,7 @@ class Intake:
         self._own_key = None if self._is_joined else key
         """The key that determines the stream's id: that of the first request with a key."""
         self._requests = requests
-        self._incarnation = session.record.incarnation if incarnation is None else incarnation
+        self._incarnation = session.keeper.record.incarnation if incarnation is None else incarnation
         self._keys = [(self._incarnation, coerce_id(request.id)) for request in requests]
         self._size = size
         self._is_open = False

@@ -183,23 +183,19 @@ class ToolSteps:
 
     async def begin_round(self) -> None:
         """The tool is called again within this run."""
-        done = await self._rows() if self.has_rows else ()
+        done: Sequence[ToolStepRecord] = ()
+        while self.has_rows:
+            with contextlib.suppress(StoreUnavailable):
+                rows = await self._context.store.tool_steps(self.call.stream.id)
+                done = steps_of(rows, self.call.incarnation, self.call.request.id)
+                break
+            await asyncio.sleep(_RETRY_MOST)
         last = next((record for record in done if record.number == self._last), None)
         if self._last and (last is None or (TOOL_STEP[last.state] and self._has_ended(self._last))):
             self.course.mismatch = "the store has lost what it had done"
         self.course.begin_round(done)
 
     # The store
-
-    async def _rows(self) -> Sequence[ToolStepRecord]:
-        call = self.call
-        while True:
-            try:
-                rows = await self._context.store.tool_steps(call.stream.id)
-            except StoreUnavailable:
-                await asyncio.sleep(_RETRY_MOST)
-            else:
-                return steps_of(rows, call.incarnation, call.request.id)
 
     def _has_ended(self, number: int) -> bool:
         return not TOOL_STEP[self.course.marks[number].state]
