@@ -342,7 +342,9 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
     beats = {record.id: record.beat for record in await one.store.nodes()}
     settlers = [life_of(site).settler for site in (one, other)]
-    await asyncio.gather(*(settler.settle_node(dead_node.node, beats[dead_node.node]) for settler in settlers))
+    await asyncio.gather(
+        *(settler.settle_node(dead_node.node, beats[dead_node.node], has_left=False) for settler in settlers)
+    )
 
     async def all_sealed() -> bool:
         found = await streams_by_id(one.store, [left.stream for left in lefts])

@@ -157,13 +157,16 @@ def tools_on(page: Mapping[str, Any]) -> list[Any] | None:
     return tools if isinstance(tools, list) else None
 
 
-def task_support(name: str, rules: Mapping[str, TaskSupport], tool: Mapping[str, Any] | None) -> TaskSupport:
-    """How a tool is served: by the operator's rule, else by the tool's own declaration, else as a task if possible."""
+def task_support(
+    name: str, rules: Mapping[str, TaskSupport], tool: Mapping[str, Any] | None, *, usual: TaskSupport
+) -> TaskSupport:
+    """How a tool is served: by the operator's rule, else by the tool's own declaration, else as `usual`."""
     if (rule := rules.get(name, rules.get("*"))) is not None:
         return rule
     execution = None if tool is None else tool.get("execution")
     said = execution.get("taskSupport") if isinstance(execution, Mapping) else None
-    return {"required": TaskSupport.REQUIRED, "forbidden": TaskSupport.NEVER}.get(str(said), TaskSupport.OPTIONAL)
+    declared = {"required": TaskSupport.REQUIRED, "optional": TaskSupport.OPTIONAL, "forbidden": TaskSupport.NEVER}
+    return declared.get(str(said), usual)
 
 
 # --- Tasks

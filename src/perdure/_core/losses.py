@@ -45,7 +45,7 @@ def gap_notification(stream: str, first: int, last: int, *, reason: str) -> byte
     return json.dumps({"jsonrpc": "2.0", "method": GAP, "params": params}).encode()
 
 
-def read_gap(params: Mapping[str, Any] | None, *, tool: str | None = None) -> Gap:
+def read_gap(params: Mapping[str, Any] | None, *, tool: str | None) -> Gap:
     """The gap in a notification's params; values of a wrong type are left out."""
     params = params or {}
     first, last = params.get("from"), params.get("to")

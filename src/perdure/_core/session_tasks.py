@@ -106,16 +106,6 @@ def is_ours(result: bytes) -> bool:
 # --- Which tools run as tasks
 
 
-def support_of(name: str, rules: Mapping[str, TaskSupport], tool: Mapping[str, Any] | None) -> TaskSupport:
-    """Whether a tool runs as a task: by the operator's rule, else as the tool declares itself. One without either does
-    not: VS Code runs every tool as a task that may be one, and shows nothing of results with `isError`."""
-    if (rule := rules.get(name, rules.get("*"))) is not None:
-        return rule
-    execution = None if tool is None else tool.get("execution")
-    said = execution.get("taskSupport") if isinstance(execution, Mapping) else None
-    return {"required": TaskSupport.REQUIRED, "optional": TaskSupport.OPTIONAL}.get(str(said), TaskSupport.NEVER)
-
-
 def has_task_tools(rules: Mapping[str, TaskSupport]) -> bool | None:
     """Whether any tool runs as a task, if the operator's rules alone decide that."""
     if any(rule is not TaskSupport.NEVER for rule in rules.values()):

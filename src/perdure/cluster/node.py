@@ -42,7 +42,7 @@ class Watcher:
         sessions: SessionRegistry,
         settler: Settler,
         readers: RemoteReaders,
-        listening: Listening | None = None,
+        listening: Listening | None,
     ) -> None:
         self._context = context
         self._sessions = sessions

@@ -271,7 +271,7 @@ class Settler:
         self._doubts = 0
         self._looked_for_lost = context.hub.monotonic()
 
-    async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool = False) -> bool:
+    async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool) -> bool:
         """Settle a dead node and bury it, unless it has beaten since: then it is back, and keeps what was not claimed
         yet. A failure does not hold up the rest, and is tried again by the next round. `has_left`: the node was
         stopped."""

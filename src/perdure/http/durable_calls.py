@@ -344,7 +344,7 @@ class DurableCallHandler:
             if rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks):
                 return False  # it needs no log, whatever the server declares of its tool
         tool = await self._tools.tool(name, request.owner, client, request.http)
-        support = task_support(name, self._rules, tool)
+        support = task_support(name, self._rules, tool, usual=TaskSupport.OPTIONAL)
         if self._tools.serves_tasks:
             support = TaskSupport.NEVER  # they are its own
         if support is TaskSupport.REQUIRED and not client.takes_tasks:

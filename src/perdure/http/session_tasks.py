@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core import session_tasks
 from perdure._core.codes import INTERNAL_ERROR
-from perdure._core.durable_calls import CallClient, TaskFacts, TaskSupport, client_of
+from perdure._core.durable_calls import CallClient, TaskFacts, TaskSupport, client_of, task_support
 from perdure._core.jsonrpc import JsonObject, Request, error_payload
 from perdure._core.limits import Caller
 from perdure._core.session_tasks import CANCEL, LIST
@@ -25,6 +25,10 @@ from perdure.store.records import AnsweredPage, StreamRecord
 
 PAGE = 100
 """Tasks in one answer to `tasks/list`: each takes some reads of the store."""
+
+USUAL = TaskSupport.NEVER
+"""A tool without a rule or a declaration does not run as a task: VS Code runs every tool as a task that may be one, and
+shows nothing of results with `isError`."""
 
 CANCEL_SECONDS = 5.0
 """Seconds for which a request waits until its task is cancelled, at whatever node: a tool need not stop for that."""
@@ -51,7 +55,7 @@ class SessionTaskHandler:
         if found is None:
             client = CallClient.from_params(params)
             tools = [] if self._tools is None else await self._tools.tools(owner, client, http)
-            found = any(session_tasks.support_of("", {}, tool) is not TaskSupport.NEVER for tool in tools)
+            found = any(task_support("", {}, tool, usual=USUAL) is not TaskSupport.NEVER for tool in tools)
         return session_tasks.capability(lists=bool(owner)) if found else None
 
     async def __call__(self, session: Session, request: Request, http: HttpRequest) -> Answer:
@@ -68,7 +72,7 @@ class SessionTaskHandler:
         has_rule = name in rules or "*" in rules
         if self._tools is not None and not has_rule:
             tool = await self._tools.tool(name, record.owner, client_of(record.client_params), http)
-        support = session_tasks.support_of(name, rules, tool)
+        support = task_support(name, rules, tool, usual=USUAL)
         is_known = has_rule or tool is not None  # of what is not known in time, the client has seen the declaration
         if wants and support is TaskSupport.NEVER and is_known:
             return error_payload(request.id, *session_tasks.FORBIDDEN), None

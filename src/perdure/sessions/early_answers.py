@@ -52,7 +52,7 @@ class EarlyAnswers:
         """After how many seconds the client of a session is answered early, if it is."""
         return self.at_call(client_of(record.client_params), for_host=True)
 
-    def at_call(self, client: CallClient, *, for_host: bool = False) -> float | None:
+    def at_call(self, client: CallClient, *, for_host: bool) -> float | None:
         """The same for a client of 2026-07-28."""
         return texts.time_at_call(self._rules, client, for_host=for_host)
 

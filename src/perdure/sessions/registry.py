@@ -552,7 +552,7 @@ class ToolHints:
                 if may is Rerun.HIDDEN and call.origin is not None and record.owner not in self._owners:
                     self._owners[record.owner] = await self._list(record, call.origin)
 
-    def end_calls(self, sessions: SessionRegistry, reason: str, *, outlived: bool, but_tasks: bool = False) -> None:
+    def end_calls(self, sessions: SessionRegistry, reason: str, *, outlived: bool, but_tasks: bool) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
         process, because the store outlives this one. `but_tasks`: let calls run on that clients can ask for again."""
         for session, call in running_calls(sessions):

@@ -29,7 +29,7 @@ from perdure._core.limits import Caller
 from perdure._core.listening import METHODS
 from perdure._core.losses import Visits
 from perdure._core.revisions import REVISIONS
-from perdure._core.settling import NOTHING_KEPT, Occasion, UpstreamCall, Verdict
+from perdure._core.settling import Occasion, UpstreamCall, Verdict
 from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, ToolStepState, advance
 from perdure._core.tool_steps import StepHistory, StepPlace
 from perdure.errors import Misuse, PerdureError, StoreError
@@ -205,9 +205,9 @@ class RuntimeLink:
         progress: float | None,
         logged: Counter[bytes],
         course: StepHistory,
-        upstream: UpstreamCall = NOTHING_KEPT,
-        follows: bool = False,
-        repeats: bool = False,
+        upstream: UpstreamCall,
+        follows: bool,
+        repeats: bool,
     ) -> None:
         """Hand a call of a dead node to the runtime. Its client has seen `progress` and `logged`, and its tool has done
         the steps of `course`."""
