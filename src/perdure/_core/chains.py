@@ -33,7 +33,7 @@ TOKEN_LENGTH = 64
 
 
 class Action(enum.Enum):
-    """What a token is used for."""
+    """The purpose for which a token is used."""
 
     RESUME = "resume"
     CONFIRM = "confirm"
@@ -62,7 +62,7 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Token:
-    """What a holder has. It is never shown in a log, nor are its hashes."""
+    """The holder's secret. Neither it nor its hashes are shown in a log."""
 
     name: bytes
     secret: bytes

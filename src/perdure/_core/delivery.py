@@ -59,7 +59,7 @@ _SESSION_WORDS = re.compile("session|initiali[sz]|protocol version", re.IGNORECA
 
 
 class Meaning(enum.Enum):
-    """What a client does next."""
+    """The next step of a client."""
 
     FOLLOW = "read the answer from this response's event stream"
     ANSWER = "it is settled: the body is the answer, or what has no answer was taken"
@@ -72,7 +72,7 @@ class Meaning(enum.Enum):
 
 
 class Purpose(enum.Enum):
-    """What a client has sent."""
+    """The kind of message that a client has sent."""
 
     CALL = "call"
     LISTENER = "listener"
@@ -94,7 +94,7 @@ class Body(enum.Enum):
 
 
 class Failure(enum.Enum):
-    """What can happen in place of a response, or after it; with the reason for its row."""
+    """A failure in place of a response, or after it, with the reason for its row."""
 
     NOT_SENT = "no connection could be made", "nothing was sent"
     UNTRUSTED = "TLS fails: certificate or version", "waiting does not mend it; a call that runs is not given up for it"
@@ -141,7 +141,7 @@ class Attempt:
 
 
 class Column(enum.Enum):
-    """What was sent, as the table distinguishes it: five by POST and three by GET with a session, two without."""
+    """The kind of message, as the table distinguishes it: five by POST and three by GET with a session, two without."""
 
     CALL = "a call"
     READ = "a call that may be repeated"
@@ -233,12 +233,12 @@ FAILED: Mapping[Failure, Mapping[Column, Meaning]] = {
 def of_response(
     attempt: Attempt, *, status: int, media: str = "", body: Body = Body.NONE, says_when: bool = False
 ) -> Meaning:
-    """What a response means. `media` is its type without parameters; `says_when`: it has a `Retry-After`."""
+    """Decide what a response means. `media` is its type without parameters; `says_when`: it has a `Retry-After`."""
     return RESPONDED[seen(attempt, status=status, media=media, body=body, says_when=says_when)][column_of(attempt)]
 
 
 def of_failure(attempt: Attempt, failure: Failure) -> Meaning:
-    """What a failure means: there is no response, or it broke off."""
+    """Decide what a failure means: there is no response, or it broke off."""
     return FAILED[failure][column_of(attempt)]
 
 
@@ -248,7 +248,7 @@ def is_read(attempt: Attempt) -> bool:
 
 
 def body_of(message: object, request_id: int | str) -> Body:
-    """What one parsed message of a body, or of an event, is to the request with this id."""
+    """Classify a parsed message of a body, or of an event, for the request with this id."""
     if not isinstance(message, Mapping):
         return Body.NONE
     named, error = message.get("id"), message.get("error")

@@ -160,7 +160,7 @@ def tools_on(page: Mapping[str, Any]) -> list[Any] | None:
 def task_support(
     name: str, rules: Mapping[str, TaskSupport], tool: Mapping[str, Any] | None, *, usual: TaskSupport
 ) -> TaskSupport:
-    """How a tool is served: by the operator's rule, else by the tool's own declaration, else as `usual`."""
+    """Decide how a tool is served: by the operator's rule, else by the tool's declaration, else as `usual`."""
     if (rule := rules.get(name, rules.get("*"))) is not None:
         return rule
     execution = None if tool is None else tool.get("execution")
@@ -280,7 +280,7 @@ def handle_view(view: JsonObject) -> JsonObject:
 
 
 def input_requests(asks: Mapping[str, bytes]) -> JsonObject:
-    """What a client is asked, as `inputRequests` have it."""
+    """The questions to a client in the form of `inputRequests`."""
     requests = {name: json.loads(ask) for name, ask in asks.items()}
     return {name: {"method": ask["method"], "params": ask.get("params") or {}} for name, ask in requests.items()}
 

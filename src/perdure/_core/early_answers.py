@@ -164,7 +164,7 @@ def still_running(
 
 
 def _said(progress: JsonObject) -> str:
-    """What a tool has said, which is nothing where the first progress is Perdure's own (`heartbeats.FIRST`)."""
+    """The progress that a tool has reported: none where the first progress is Perdure's own (`heartbeats.FIRST`)."""
     value = as_progress(progress.get("progress"))
     if value is not None and heartbeats.FIRST <= value <= heartbeats.BEHIND_FIRST:
         progress = {**progress, "progress": 0}
@@ -174,7 +174,7 @@ def _said(progress: JsonObject) -> str:
 
 
 def error_for_model(tool: str, error: JsonObject) -> JsonObject:
-    """What the wait tool returns of a call that has ended with an error: a text, because many hosts show the model
+    """The wait tool's result for a call that has ended with an error: a text, because many hosts show the model
     nothing of protocol errors."""
     if error.get("code") == REQUEST_CANCELLED:
         return failure(f"{_quoted(tool)} was cancelled; it may have done a part of its work.")
@@ -184,7 +184,7 @@ def error_for_model(tool: str, error: JsonObject) -> JsonObject:
 
 
 def unanswered_round(tool: str) -> JsonObject:
-    """What it returns of a tool whose last word is a round that only a call of the tool itself can answer."""
+    """The wait tool's result for a tool that has ended with a round: only a call of the tool can answer that."""
     return failure(f"{_quoted(tool)} has ended with a question that it asks only a call of its own. Call it again.")
 
 
@@ -234,7 +234,7 @@ class ListedCall:
 
 
 def call_list(calls: Sequence[ListedCall], now: float) -> JsonObject:
-    """What the wait tool returns without an id."""
+    """The wait tool's result without an id."""
     lines = [call.line(now) for call in calls]
     return _text("\n".join(lines) or "No call of yours runs, or has ended with a result that you have not seen.")
 

@@ -29,7 +29,7 @@ def front_version(requested: object) -> str:
 
 
 def capabilities_in(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What a server declares in its `initialize` result, each name with an object: some declare `true`."""
+    """The capabilities in a server's `initialize` result, each with an object: some servers declare `true`."""
     declared = result.get("capabilities")
     found = declared.items() if isinstance(declared, Mapping) else ()
     return {name: value if isinstance(value, Mapping) else {} for name, value in found if value is not None}

@@ -31,7 +31,7 @@ RECENT = 16
 or log messages."""
 
 BEHIND_FIRST = 1e-9
-"""What a tool's own 0 is called behind that: progress has to rise."""
+"""Stands for a tool's own 0 after `FIRST`: progress has to rise."""
 
 
 def beat_value(said: float, seconds: float) -> float:
@@ -71,7 +71,7 @@ def rising(before: JsonObject | None, said: JsonObject | None) -> JsonObject | N
 
 @dataclass(kw_only=True)
 class Hearing:
-    """What a client has heard of the progress of one call, event by event."""
+    """The progress of one call, as far as its client has heard of it, event by event."""
 
     opened: float
     silence: float

@@ -53,7 +53,7 @@ _READER = re.compile(rf"{_LISTED}?[A-Za-z0-9_-]+\.[0-9]+\.([0-9]{{1,12}}\.[0-9]{
 
 
 class Kind(enum.Enum):
-    """What a stream is for."""
+    """The purpose of a stream."""
 
     CALL = "c"
     """Opened by a POST with at least one request; sealed by the last response it owes."""
@@ -63,7 +63,7 @@ class Kind(enum.Enum):
 
 
 class RecordKind(enum.Enum):
-    """What a session's record stands for."""
+    """The thing that a session's record stands for."""
 
     SESSION = "session"
     """A session that a client has opened with its handshake."""
@@ -99,7 +99,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """Where a writer of a stream ended: positions of this generation beyond `end` name lost events."""
+    """The end of one writer of a stream: positions of this generation beyond `end` name lost events."""
 
     generation: int
     end: int
@@ -174,7 +174,7 @@ def new_fence(generation: int, random: RandomBytes) -> Fence:
 
 
 def generations_skipped(random_below: Callable[[int], int]) -> int:
-    """How many generations a store skips that was put back from a copy."""
+    """The number of generations that a store skips after it was put back from a copy."""
     return SKIPPED[random_below(len(SKIPPED))]
 
 
@@ -184,7 +184,7 @@ def parse_session_id(text: object) -> SessionId | None:
 
 
 def parse_stream_id(text: object) -> StreamId | None:
-    """The same of a stream's id."""
+    """Read a stream's id from the wire; `None` if it cannot be an id that Perdure made."""
     return StreamId(text) if isinstance(text, str) and _STREAM.fullmatch(text) else None
 
 

@@ -37,7 +37,7 @@ that is down issues no other ones."""
 
 
 class KeyState(enum.Enum):
-    """What is known of the key that a token names."""
+    """The state of the key that a token names."""
 
     KNOWN = "the key verifies the token"
     UNKNOWN = "the issuer has no such key: the token is refused"
@@ -46,7 +46,7 @@ class KeyState(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class KeySetAge:
-    """How old the keys are."""
+    """The age of the keys."""
 
     read: float | None
     """Seconds since they were read; `None`: never."""
@@ -93,7 +93,7 @@ def find_key(keys: Sequence[Mapping[str, Any]], kid: object, algorithm: str) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenNames:
-    """Whose a token is."""
+    """The names of a token's owner."""
 
     user: str | None
     """The subject; `None` if the token names only a client."""

@@ -43,7 +43,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class InvalidMessage(ValueError):
-    """What the peer sent is not a message that can be answered or routed.
+    """The peer sent something that cannot be answered or routed as a message.
 
     `id` is the id to answer under: that of a request, where it could be read, else None. A response never has one
     here, because its id is one of ours and would name another request at the peer.

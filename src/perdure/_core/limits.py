@@ -39,7 +39,7 @@ class Caller(NamedTuple):
 
 
 class Full(enum.Enum):
-    """Why there is no room."""
+    """The reason why there is no room."""
 
     FOR_ALL = "for all"
     FOR_CALLER = "for this caller"
@@ -61,8 +61,8 @@ class Quota:
         return self._held_by.get(caller, 0)
 
     def lacks(self, caller: Caller, size: int = 1) -> Full | None:
-        """Why a caller may not have so much more. The first piece is given whatever its size: otherwise one that is
-        larger than the limit could never be handled."""
+        """The reason why a caller may not have so much more. The first piece is given whatever its size: otherwise one
+        that is larger than the limit could never be handled."""
         if self.held and self.held + size > self.most:
             return Full.FOR_ALL
         own = self._held_by.get(caller, 0)

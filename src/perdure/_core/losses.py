@@ -60,7 +60,7 @@ def read_gap(params: Mapping[str, Any] | None, *, tool: str | None) -> Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """What the server reports about a call whose client came back without its position."""
+    """The server's report about a call whose client came back without its position."""
 
     incarnation: int
     request_id: int | str

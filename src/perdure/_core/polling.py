@@ -43,7 +43,7 @@ understand the request, or has not answered within the client's limits. Other er
 
 
 class Next(enum.Enum):
-    """What a client does after one poll."""
+    """The next step of a client after one poll."""
 
     POLL = "ask again after a pause"
     ANSWER = "put the open questions to the user, and ask again after a pause"
@@ -55,7 +55,7 @@ class Next(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What one poll leads to."""
+    """The consequence of one poll."""
 
     next: Next
     pause: float = 0.0

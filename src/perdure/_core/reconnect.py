@@ -29,7 +29,7 @@ MOST_DOUBLINGS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long one stream is tried for, and how fast."""
+    """The limits of the attempts to read one stream."""
 
     #: Seconds from the first failure in a row until the stream is given up: a deploy takes minutes, not hours.
     max_time: float = 300.0
@@ -47,7 +47,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """What became of one stream so far."""
+    """The attempts to read one stream until now."""
 
     failures: int = 0
     """Attempts in a row that brought no event stream."""

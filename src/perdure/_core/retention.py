@@ -27,7 +27,7 @@ reissued session gets the protocol version only."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How much one session keeps."""
+    """The limits of what one session keeps."""
 
     streams: int
     session_events: int
@@ -60,7 +60,7 @@ class Cutoffs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamUsage:
-    """What one stream keeps at the moment."""
+    """The events and answers that one stream keeps."""
 
     stream: StreamId
     events: int
@@ -89,7 +89,7 @@ class StreamSizes:
         """Bytes of each event after `_sized_from`; 0 for a final answer."""
 
     def restarted(self, last: int) -> StreamSizes:
-        """What is left of this count when the stream continues after that number."""
+        """The rest of this count when the stream continues after that number."""
         finals = tuple(final for final in self._finals if final[0] <= last)
         return StreamSizes(last, finals=finals, trimmed=self.trimmed)
 
@@ -111,7 +111,7 @@ class StreamSizes:
             self._sized_from = through
 
     def overflow(self, last: int, *, limit: int, read: int | None) -> int:
-        """Where deleting must end so that no more events than the limit are kept; not past the reader at `read`."""
+        """The last event to delete, so that no more than the limit are kept; not past the reader at `read`."""
         events = last - self.trimmed
         if events > limit:
             events -= sum(1 for seq, _ in self._finals if seq > self.trimmed)

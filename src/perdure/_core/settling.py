@@ -46,7 +46,7 @@ TASK_READS = frozenset({"tasks/get", "tasks/result", "tasks/list"})
 
 
 class Occasion(enum.Enum):
-    """Why the calls of another process are settled."""
+    """The reason why the calls of another process are settled."""
 
     NODE_DIED = "node died"
     """Their node died, and they need no credentials: their session has no principal."""
@@ -131,7 +131,7 @@ VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamCall:
-    """What the row of a call keeps for a server outside the process (`CallRecord.upstream`)."""
+    """The part of a call's row that is for a server outside the process (`CallRecord.upstream`)."""
 
     may_run_again: bool | None = None
     """Whether its tool said so when the call began; `None` if that is not known."""

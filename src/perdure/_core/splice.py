@@ -98,7 +98,7 @@ def _anchored(path: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]] 
 
 
 def find(text: str, *path: str) -> tuple[int, int] | None:
-    """Where the value stands that these member names lead to."""
+    """Find the place of the value that these member names lead to."""
     if (anchored := _anchored(path)) is None:
         return walk(text, *path)
     names, pattern = anchored

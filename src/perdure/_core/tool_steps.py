@@ -140,7 +140,7 @@ class StepHistory:
         """Bytes of their values, and of those that are about to be recorded."""
         self._sizes: dict[int, int] = {}
         self.mismatch = ""
-        """Why this run does not do what earlier ones have done; empty while it does."""
+        """The reason why this run does not do what earlier ones have done; empty while it does."""
         self.goes_on = True
         """The tool says that it takes the same way in each run. One that may only run again may take another one."""
         self._recorded: dict[Key, Recorded] = {}
@@ -252,7 +252,7 @@ class StepHistory:
 
     @property
     def finished(self) -> int:
-        """How many have ended, and return in the next run."""
+        """The number of steps that have ended, and return in the next run."""
         return sum(mark.got_on for mark in self.marks.values())
 
     @property

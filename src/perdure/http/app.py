@@ -413,7 +413,7 @@ class App:
 
     @property
     def upstream(self) -> Health | None:
-        """How the server is doing, if it is not in this process."""
+        """The health of the server, if it is not in this process."""
         return self._hosted.health
 
     def health(self) -> tuple[int, str]:

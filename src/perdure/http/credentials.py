@@ -79,7 +79,7 @@ class OpenRequests:
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """The token that a request showed."""
+    """A request's token, for as long as the request lasts."""
 
     token: AccessToken
     open_requests: OpenRequests

@@ -89,7 +89,7 @@ _ASK = b'{"jsonrpc":"2.0","id":"ask-'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Late:
-    """What a client gets that does not wait for the answer itself for longer: a handle, or an early answer."""
+    """The reply to a client that no longer waits for the answer itself: a handle, or an early answer."""
 
     after: float
     early: float | None = None

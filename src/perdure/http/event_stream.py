@@ -33,7 +33,7 @@ _HEADERS = (
 
 
 class Ending(enum.Enum):
-    """How a request ended, as far as its response was waited for."""
+    """The end of a request, as far as its response was waited for."""
 
     WRITTEN = "written"
     """All is written."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class History(Protocol):
-    """What a session knows of the events that a reader reads again."""
+    """The session, as a reader uses it that reads events again."""
 
     @property
     def tells_by_log(self) -> bool:
@@ -365,7 +365,7 @@ class Reader:
         return event if payload is event.payload else event._replace(payload=payload)
 
     async def _listen(self, seq: int) -> heartbeats.Hearing:
-        """What was heard before an event, as far as that is not long ago."""
+        """Read the progress before an event, as far as that is not long ago."""
         stream = self.stream
         events = await stream.read(after=max(0, seq - 1 - _LOOK_BACK), limit=_LOOK_BACK)
         before = [(event.time, event.payload) for event in events if event.seq < seq]

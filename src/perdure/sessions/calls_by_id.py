@@ -194,7 +194,7 @@ class CallsById:
         self._context.put(Reached(stream=stream.id, generation=stream.generation, through=stream.last))
 
     async def listed(self, owner: str, session: SessionId | None, names: Collection[str]) -> JsonObject:
-        """What a known caller's calls came to: those that run, and those that have ended and whose end it has not
+        """List a known caller's calls: those that run, and those that have ended and whose end it has not
         seen. `names`: of Perdure's own tools."""
         store, calls = self._context.store, []
         records = [] if session is None else [await store.session(session)]

@@ -104,8 +104,8 @@ class Resume:
     # The place
 
     async def start(self, found: Found) -> Start:
-        """Where the reader begins, with the first events after it: they are read before the response begins, so that
-        its status says when the store fails. Raises `NothingMore`."""
+        """Decide where the reader begins, with the first events after it: they are read before the response begins, so
+        that its status says when the store fails. Raises `NothingMore`."""
         stream, read = found
         start = await self._place(stream, is_read=read is not None)
         if not self._context.nodes.alone and stream.writer is not None:
@@ -202,7 +202,7 @@ class Resume:
     # Other nodes
 
     async def _catch_up(self, stream: Stream) -> None:
-        """What another node writes may have grown since it was last read here."""
+        """Read how far a stream has grown that another node writes."""
         if stream.writer is None and not stream.is_over:
             await look_at(self._context, stream)
 

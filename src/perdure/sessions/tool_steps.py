@@ -174,7 +174,7 @@ class ToolSteps:
         self._context.counters.tool_steps_answered += 1
 
     def unanswered(self, place: StepPlace) -> Sequence[Step]:
-        """What notes that the tool waits for an answer no longer, and goes on: the next run asks again."""
+        """The steps that note that the tool no longer waits for an answer: the next run asks again."""
         if self.call.state is not CallState.RUNNING or place.number in self.course.marks:
             return ()
         step = self._step(place, ToolStepState.OPEN, again=True)
