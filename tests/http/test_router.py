@@ -16,7 +16,9 @@ from mcp.server.mcpserver import MCPServer
 
 import perdure
 from perdure import App, Settings
+from perdure._core.backoff import Pauses
 from perdure.errors import Misuse
+from perdure.http import router as routing
 from perdure.http.router import MakeApp, Router
 from perdure.runtime.health import Health, UpstreamState
 from perdure.runtime.server import host
@@ -178,6 +180,14 @@ async def test_one_that_did_not_start_is_started_again() -> None:
         await until(is_up)
         assert await (await served.web("/mcp/cold").join()).result("name") == "cold"
         assert made == ["/mcp/cold", "/mcp/cold"]
+
+
+async def test_one_that_is_down_for_a_night_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "PAUSES", Pauses(first=0.0, longest=0.0))
+    made: list[str] = []
+    async with serving({"bread": named("bread"), "cold": counting(made, broken)}, complaint=FAILED) as served:
+        await until(lambda: len(made) > 1_100)
+        assert await (await served.web("/mcp/bread").join()).result("name") == "bread"
 
 
 async def test_a_replaced_store_restarts_its_upstream_alone(tmp_path: Path) -> None:

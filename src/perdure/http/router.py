@@ -20,6 +20,7 @@ from mcp.server.auth.provider import TokenVerifier
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure._core.backoff import Pauses
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import printable
 from perdure.errors import PerdureError, StoreLost, StoreReplaced, StoreTooNew
@@ -36,7 +37,7 @@ from perdure.telemetry.log_records import log_event
 
 START_SECONDS = 10.0
 """How long a start waits for the last of several upstreams: longer than a store on a server takes to be reached."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+PAUSES = Pauses(first=1.0, longest=30.0)
 """Seconds until an upstream that did not start is started again, doubled with each failure in a row. What is wrong, a
 locked file or a server that restarts, mends itself or is mended by an operator who waits for it."""
 MAX_REASON = 300
@@ -76,7 +77,7 @@ class _Place:
                 if stopping.is_set():
                     raise
                 failures += 1
-                pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
+                pause = PAUSES.after(failures)
                 # The error of a library may hold anything; its type says enough to find its traceback in the log.
                 reason = str(error) if isinstance(error, PerdureError) else type(error).__name__
                 self.error, self.is_tried = error, True
