@@ -20,6 +20,8 @@ from tests.http.test_early_answers import CANCEL, RULE, WAIT, answered, call_in
 from tests.support.clients.modern_peer import FORM, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Answer, Guests, ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import FAILS
 
 pytestmark = pytest.mark.anyio
 
@@ -161,6 +163,22 @@ async def test_a_call_with_a_key_or_of_a_client_with_tasks_is_never_answered_ear
             await asyncio.sleep(1.1)  # a rule that applied would have answered
             shop.open("g")
             assert said(result_of(await keyed.answer())) == "went through g"
+
+
+async def test_a_store_that_fails_when_the_answer_is_due_only_delays_it(shop: ToolServer) -> None:
+    """Its id must lead to the call after a restart as well."""
+    store = FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, answer_within=RULE, complaint=FAILS) as site:
+        peer = peer_at(site)
+        async with await peer.begin_call("wait", {"gate": "g"}) as waiting:
+            await until(lambda: shop.seen)
+            store.writes = Fault.RAISES
+            await until(lambda: site.app.counters.outages)
+            store.works()
+            first = result_of(await waiting.answer())
+        assert said(first).startswith('"wait" is still running')
+        shop.open("g")
+        assert said(await call(peer, WAIT, call=id_in(first))) == "went through g"
 
 
 async def test_a_tool_that_never_runs_as_a_task_has_no_early_answer(shop: ToolServer) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.types import Receive, Send
@@ -71,6 +71,9 @@ first, and tasks are made after it. Never more than `task_after`."""
 AS_IN_SESSION = "2025-11-25"
 """The revision in which a call runs whose server asks in a session alone."""
 
+STORE_PAUSE = 1.0
+"""Seconds until a handle or an early answer is tried again that the store could not keep."""
+
 BEGIN_MOST = 3
 """Times that a request with a key tries to begin its call. A call that existed may be gone when it is read, because its
 time passed in that moment, or because its own request was refused."""
@@ -99,10 +102,11 @@ class Late:
 class CallReader:
     """The connection of a reader: selects the events that the client sees before the answer, and ends the wait."""
 
-    def __init__(self, stream: EventStream, *, token: bool) -> None:
-        """`token`: the client wants progress."""
+    def __init__(self, stream: EventStream, *, token: bool, may_be_late: Callable[[], bool]) -> None:
+        """`token`: the client wants progress. `may_be_late`: the store takes what stands in place of the answer."""
         self._stream = stream
         self._token = token
+        self._may_be_late = may_be_late
         self._takes_handle = False
         self._answer: bytes | None = None
         self._is_asked = False
@@ -116,7 +120,13 @@ class CallReader:
         timers: list[asyncio.TimerHandle] = []
 
         def end_after(seconds: float) -> None:
-            timers.append(asyncio.get_running_loop().call_later(seconds, self._end, Ending.LATE))
+            timers.append(asyncio.get_running_loop().call_later(seconds, on_late))
+
+        def on_late() -> None:
+            if self._may_be_late():
+                self._end(Ending.LATE)
+            else:
+                end_after(STORE_PAUSE)
 
         def on_begun(_: object) -> None:
             end_after(after or 0.0)
@@ -452,11 +462,13 @@ class DurableCallHandler:
     ) -> None:
         has_key = session.record.is_task
         has_begun, has_token = False, progress_token(request.message) is not None
+        journal, waits_for_tool = self._context.journal, late is not None and late.early is None
         try:
             with session.in_use(), call.stream.pinned():
                 self._access.credentials.bring(session.id, request.http.scope)
                 while True:
-                    connection = CallReader(response, token=has_token)
+                    may_be_late: Callable[[], bool] = lambda: not journal.is_degraded  # noqa: E731
+                    connection = CallReader(response, token=has_token, may_be_late=may_be_late)
                     start = Start(call.stream.readers.delivered)
                     reader = attach(session, call.stream, start, frame=connection.frame, beats=has_token)
                     if not has_begun:
@@ -467,7 +479,7 @@ class DurableCallHandler:
                         ending = await connection.read(
                             reader,
                             after=None if late is None else late.after,
-                            begun=None if late is None or late.early is not None else session.link.runtime.begun,
+                            begun=session.link.runtime.begun if waits_for_tool else None,
                             latest=while_good(math.inf, request.http.scope),
                         )
                     finally:
@@ -495,9 +507,10 @@ class DurableCallHandler:
                     is_late = late is not None and (late.early is None or ending is not Ending.ASKED)
                     if late is not None and is_late and await self._answer_late(request, session, late, response):
                         return
-                    if ending is not Ending.LATE:
+                    if late is None or ending is not Ending.LATE:
                         break
-                    late = None  # the store fails, and cannot keep what a handle stands for: wait for the answer
+                    # The store fails, and cannot keep what a handle stands for.
+                    late, waits_for_tool = replace(late, after=STORE_PAUSE), False
                 if ending is Ending.ASKED:
                     await session.show_to_client()
                     facts = await self._calls.facts(session.record)
