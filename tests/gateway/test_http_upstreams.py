@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -109,6 +110,29 @@ async def test_gateway_killed_in_a_followable_call(tmp_path: Path) -> None:
         assert it.upstream.handshakes == 1
         assert it.upstream.cancelled == []
         assert await it.peer.result("plain") == "done"
+
+
+async def test_a_call_of_a_principal_that_stays_away_is_followed(tmp_path: Path) -> None:
+    """The gateway has credentials of its own for the upstream. G7."""
+    token = "of-ada-" + "x" * 30
+    (tmp_path / "tokens").write_text(f"ada: {token}\n")
+    (tmp_path / "tokens").chmod(0o600)
+    options = ("--tokens", str(tmp_path / "tokens"))
+    async with (
+        scripted_http() as upstream,
+        cluster(tmp_path / "log.db", *options, target=upstream.url) as gateways,
+    ):
+        web = Web(gateways.proxy.url)
+        peer = await Peer(web, token=token).initialize()
+        wire = await peer.call("plain", token="t", steps=[*progress(1, 1), ["wait", "gate"], *progress(2, 2)])
+        await wire.messages(1)
+        await wire.drop()
+        await gateways.crash()
+        await until(lambda: [method for method in upstream.methods if method.startswith("GET call")])
+        upstream.open("gate")
+        seen = await (await peer.get(wire.last_id)).rest()
+        assert (progress_of(seen), text_of(seen[-1]), upstream.runs) == ([2], "done", {"plain": 1})
+        await web.aclose()
 
 
 async def test_a_followed_call_has_its_limit(tmp_path: Path) -> None:
@@ -334,22 +358,23 @@ async def test_a_secret_in_an_address_is_masked(is_there: bool, caplog: pytest.L
     """In the log, in the answers of requests that could not be served, and in the upstream's health. What to do next
     stands in the answer."""
     secret = "s3cret-token"
-    async with scripted_http(token="other") as upstream:
-        url = upstream.url.replace("/mcp", f"/{secret}/mcp?key={secret}")
-        if not is_there:
-            await go_away(upstream)
-        secrets: dict[str, Any] = {"secrets": frozenset({secret}), "patience": 0.3, "era": "session"}
-        async with gateway(url, complaint="wants a token", **secrets) as site:
-            peer = Peer(site)
-            response = await site.request("POST", headers=peer.headers(), body=peer.handshake())
-            error = answer_of(response)["error"]
-            health = site.app.upstream
-            assert health is not None
-            assert error["data"]["reason"] == ("unauthorized" if is_there else "unreachable")
-            told = "does not help until the operator" if is_there else "Send the request again later"
-            assert error["message"].startswith("The server scripted is not available: ")
-            assert told in error["message"]
-            assert secret not in f"{error} {health!r}"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # it does not listen, and no other process gets its port
+        async with scripted_http(token="other") as upstream:
+            port = port_of(upstream) if is_there else silent.getsockname()[1]
+            url = f"http://127.0.0.1:{port}/{secret}/mcp?key={secret}"
+            secrets: dict[str, Any] = {"secrets": frozenset({secret}), "patience": 0.3, "era": "session"}
+            async with gateway(url, complaint="wants a token", **secrets) as site:
+                peer = Peer(site)
+                response = await site.request("POST", headers=peer.headers(), body=peer.handshake())
+                error = answer_of(response)["error"]
+                health = site.app.upstream
+                assert health is not None
+                assert error["data"]["reason"] == ("unauthorized" if is_there else "unreachable")
+                told = "does not help until the operator" if is_there else "Send the request again later"
+                assert error["message"].startswith("The server scripted is not available: ")
+                assert told in error["message"]
+                assert secret not in f"{error} {health!r}"
     assert "/***/mcp" in caplog.text
     assert secret not in caplog.text
 

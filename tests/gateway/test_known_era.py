@@ -292,3 +292,20 @@ async def test_a_late_notification_of_a_subscription_that_is_over_is_dropped(cha
         wire.on_notification("notifications/message", {"level": "info"}, key=None)
         assert heard == ["notifications/message"]
         await wire.aclose()
+
+
+async def test_a_hung_child_is_replaced_though_a_subscription_is_open(chameleon: Chameleon) -> None:
+    chameleon.answers(subscriptions_listen="hangs", tools_call="hangs", ping="hangs")
+    async with children_of(chameleon.argv) as children:
+        ended, wire = list[str](), PipeWire(children, ping_seconds=0.2)
+        await wire.open({}, lambda method, params: None, ended.append)
+        listening, call = (
+            asyncio.create_task(wire.send(method, {}, take=lambda method, params: None))
+            for method in ("subscriptions/listen", "tools/call")
+        )
+        await asyncio.sleep(0)
+        call.cancel()
+        await until(lambda: ended)
+        assert ended == ["it did not answer a ping in 0.2 s, and was ended"]
+        await listening
+        await wire.aclose()

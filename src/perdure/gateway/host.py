@@ -186,7 +186,7 @@ class UpstreamLanes:
                 def make(own: SessionReceiver, era: Era, probe: float | None) -> Lane:
                     if era is Era.SESSION:
                         return PipeLane(children, own, ping_seconds=ping, program=program)
-                    return ModernLane(PipeWire(children, program, probe), own, passes_round, mask)
+                    return ModernLane(PipeWire(children, program, probe, ping), own, passes_round, mask)
 
             case WebUpstream() as web:
                 if self.upstream.needs_caller:

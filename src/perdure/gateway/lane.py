@@ -24,6 +24,10 @@ REFUSED_SECONDS = 0.5
 """From the first refusal of an upstream that was replaced by one of the other era to the end of the lane: others of its
 requests are on their way, and are refused as well. Those that are not may run, at a server that has not ended yet."""
 
+OWN_SECONDS = 30.0
+"""How long the gateway's own requests in a session wait: one that is never answered would keep a server that hangs from
+being found out, because no client cancels it."""
+
 RequestKey = Hashable
 """The name of a request, chosen by the lane's user; it is not used again while the request runs."""
 

@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, UNSUPPORTED_VERSION
-from perdure._core.envelope import SUBSCRIPTION
+from perdure._core.envelope import LISTEN, SUBSCRIPTION
 from perdure._core.jsonrpc import JsonObject, RequestId
 from perdure._core.lines import EDGE_BYTES, MAX_LINE_BYTES, Line, TooLong
 from perdure._core.revisions import REVISIONS
@@ -65,7 +65,7 @@ class _Running(NamedTuple):
     """The progress token of its sender; `None` without one."""
     end: int
     """Bytes of the input up to its end."""
-    is_call: bool
+    method: str
 
 
 class _Ended(Exception):
@@ -168,7 +168,7 @@ class PipeLane:
             token = meta["progressToken"]
             params = {**params, "_meta": {**meta, "progressToken": request_id}}
         if end := self._write({"id": request_id, "method": method}, params):
-            self._running[request_id] = _Running(key, token, end, method == "tools/call")
+            self._running[request_id] = _Running(key, token, end, method)
             self._ids_by_key[key] = request_id
         elif self._child is not None and self._child.input.is_open:
             self._refuse(key, Reason.LIMIT, "the server does not read its input")
@@ -187,7 +187,7 @@ class PipeLane:
         del self._running[request_id]
         self._write({"method": _CANCELLED}, {**(params or {}), "requestId": request_id})
         self._end_if_retired()
-        if not self._running and self._probing is None and not self._is_over:
+        if not self._is_busy and self._probing is None and not self._is_over:
             self._probing = self._loop.create_task(self._end_if_hung())
 
     def notify(self, method: str, params: JsonObject | None) -> None:
@@ -264,22 +264,27 @@ class PipeLane:
         finally:
             del self._own[request_id]
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request runs. A subscription has no answer as long as it lasts."""
+        return any(running.method != LISTEN for running in self._running.values())
+
     async def _end_if_hung(self) -> None:
         """End a child whose requests were all cancelled, and that does not answer."""
         is_alive = await self.probe()
         self._probing = None
-        if not is_alive and not self._running and not self._is_over and self._child is not None:
+        if not is_alive and not self._is_busy and not self._is_over and self._child is not None:
             self._child.end(fault=f"it did not answer a ping in {self._ping_seconds:g} s, and was ended")
 
     def _retire(self) -> None:
         self._is_retired = True
         self._why = "it was ended, because its code has changed"
-        if self._child is not None and self._running:
+        if self._child is not None and self._is_busy:
             self._loop.call_later(RETIRE_SECONDS, self._child.end)
         self._end_if_retired()
 
     def _end_if_retired(self) -> None:
-        if self._is_retired and not self._running and self._child is not None:
+        if self._is_retired and not self._is_busy and self._child is not None:
             self._child.end()
 
     def _leave(self, child: Child) -> asyncio.Task[None]:
@@ -287,6 +292,7 @@ class PipeLane:
         self._is_over = True
         self._end_own()
         self._running.clear()
+        self._ids_by_key.clear()
         self._refused.clear()
         child.ignore()
         return child.end()
@@ -414,7 +420,7 @@ class PipeLane:
             self._receiver.on_answer(running.key, body, failed=failed)
         else:
             self._receiver.on_lost(running.key, Lost(ran=True, why="its answer has neither a result nor an error"))
-        if running.is_call:
+        if running.method == "tools/call":
             self._children.on_served()
         self._end_if_retired()
         return None

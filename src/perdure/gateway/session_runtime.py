@@ -26,6 +26,7 @@ from perdure._core.settling import UpstreamCall
 from perdure.errors import PerdureError
 from perdure.gateway.lane import (
     LOG_MESSAGE,
+    OWN_SECONDS,
     AskKey,
     Lane,
     Lost,
@@ -478,6 +479,12 @@ class SessionRuntime(SessionReceiver):
         key = f"own-{self._own_count}"
         self._own[key] = method, take
         lane.request(key, method, params)
+        asyncio.get_running_loop().call_later(OWN_SECONDS, self._give_up_own, lane, key)
+
+    def _give_up_own(self, lane: Lane, key: RequestKey) -> None:
+        if self._lane is lane and key in self._own:
+            lane.cancel(key, None)
+            self._own.pop(key)[1](None, False)
 
     def _take_own(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         method, take = self._own.pop(key)
