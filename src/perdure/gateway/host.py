@@ -355,6 +355,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 patience=upstream.patience,
                 make=lanes.make_for_session,
                 tools=tools,
+                needs_request=upstream.needs_caller,
                 numbers=health.numbers,
                 idle=idle,
                 keeps_order=program is not None,

@@ -108,6 +108,8 @@ class LaneMaker:
     make: Callable[[SessionReceiver, SessionRecord, object], Lane]
     """Makes a lane for a session. The last argument is the HTTP request that it is made for, or `None`."""
     tools: ToolList
+    needs_request: bool = False
+    """Whether something of that request goes to the upstream."""
     numbers: UpstreamNumbers = field(default_factory=UpstreamNumbers)
     idle: float | None = None
     """Seconds after which a lane with nothing to do is closed."""
@@ -158,6 +160,7 @@ class SessionRuntime(SessionReceiver):
     """When the lane last carried a message, by the event loop's clock."""
     _timer: asyncio.TimerHandle | None = None
     _origin: object = None
+    """The newest HTTP request of the session, if lanes are made from it: with its headers it takes 4 KiB."""
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -184,7 +187,7 @@ class SessionRuntime(SessionReceiver):
         return self._lane is not None or self._opening is not None
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
-        self._origin = origin or self._origin
+        self._note(origin)
         match message:
             case Response():
                 self._reply(message)
@@ -203,9 +206,13 @@ class SessionRuntime(SessionReceiver):
                 self._put(_Waiting(message, size))
 
     def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
-        self._origin = origin or self._origin
+        self._note(origin)
         self._calls[int(call.id)] = _Running(call, origin, follow=state)
         self._put(_Waiting(call))
+
+    def _note(self, origin: object) -> None:
+        if self._lanes.needs_request and origin is not None:
+            self._origin = origin
 
     def mark_initialized(self) -> None:
         if not self._initialized:

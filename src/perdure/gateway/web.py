@@ -324,7 +324,6 @@ class WebLane:
         return state if self._position is None else {**state, "position": self._position}
 
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
-        client_params = as_resuming(client_params)  # its calls are waited for, whatever rules the upstream has
         if state:
             with contextlib.suppress(ValueError):  # of a release that recorded something else: another session is begun
                 return self._adopt(client_params, state)
@@ -391,7 +390,8 @@ class WebLane:
     # Handshakes
 
     async def _begin(self, client_params: JsonObject) -> Handshake:
-        text = encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": client_params})
+        # Its calls are waited for, whatever rules the upstream has.
+        text = encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": as_resuming(client_params)})
         try:
             begun = await self._link.begin(text, self._route.new_id())
         except Unavailable as away:

@@ -377,12 +377,12 @@ class Sender:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._underway: set[anyio.Event] = set()
+        self._underway: list[anyio.Event] = []
 
     async def idle(self) -> None:
         """Wait until nothing is on its way. A message that waits for a server that is away does not count."""
         while self._underway:
-            await next(iter(self._underway)).wait()
+            await self._underway[0].wait()
 
     def attempts(self) -> Stream:
         """The attempts at a message that is handed over now, and may have to wait before it is sent."""
@@ -411,12 +411,12 @@ class Sender:
                 used = handshake or self._link.handshake
                 attempt = Attempt(purpose=purpose, may_renew=may_renew and bool(used and used.session))
                 timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
-                self._underway.add(over := anyio.Event())
+                self._underway.append(over := anyio.Event())
                 try:
                     found = await attempts.attempt(route.endpoint.post(body, used), attempt, None)
                 finally:
                     timer.cancel()
-                    self._underway.discard(over)
+                    self._underway.remove(over)
                     over.set()
                 meaning, why = found.meaning, found.why
                 if meaning is Meaning.RENEW:

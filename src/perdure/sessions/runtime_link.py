@@ -62,6 +62,9 @@ from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. Because of the letters in front it is no integer."""
 
+_NO_TOOLS = frozenset[str]()
+"""One for all sessions: each empty set takes 200 bytes."""
+
 OnEnd = Callable[[SessionId, str], None]
 """Ends a session soon; the text is for its client."""
 
@@ -106,7 +109,7 @@ class RuntimeLink:
         self.runtime = RuntimeSlot(self)
         self.announces: JsonObject | None = None
         """The capability for tasks that the answer to `initialize` declares."""
-        self.listed: frozenset[str] = frozenset()
+        self.listed = _NO_TOOLS
         """The server's tools on the pages that the client under a rule of `answer_within` has listed so far."""
         self.own_tools: OwnTools | None = None
         """The names of Perdure's own tools, as such a client knows them."""
