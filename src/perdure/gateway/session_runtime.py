@@ -698,7 +698,8 @@ class SessionRuntime(SessionReceiver):
     def on_closed(self, why: str) -> None:
         self._lane = None
         self._look_for_idleness()
-        log_event(logging.WARNING, "upstream.lost", f"{self._lanes.name}: {why}", upstream=self._lanes.name)
+        sentence = f"a session of {self._lanes.name} has lost its server: {why}"
+        log_event(logging.WARNING, "upstream.lost", sentence, upstream=self._lanes.name)
         for name in list(self._asks):
             self._withdraw(name, why)
         is_restarting, self._is_restarting = self._is_restarting, False
