@@ -14,7 +14,6 @@ import enum
 import functools
 import importlib
 import inspect
-import math
 import threading
 import typing
 import uuid
@@ -28,7 +27,7 @@ import anyio.to_thread
 from pydantic_core import from_json, to_json
 
 from perdure._core.states import ToolStepState, ToolStepStep
-from perdure._core.tool_steps import RESUMABLE_META, StepPlace, ToolStepKind
+from perdure._core.tool_steps import MOST_SLEEP, RESUMABLE_META, StepPlace, ToolStepKind
 from perdure.errors import Misuse, StepFailed, StepLimit
 from perdure.telemetry import tracing as spans
 
@@ -199,8 +198,8 @@ def step_sync(
 
 async def sleep(seconds: float, *, name: str = "sleep") -> None:
     """Sleep until a time that is recorded: a call that runs again sleeps the rest."""
-    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0):
-        raise Misuse(f"a tool sleeps for a number of seconds that is not negative, not for {seconds!r:.50}")
+    if not (isinstance(seconds, int | float) and 0 <= seconds <= MOST_SLEEP):
+        raise Misuse(f"a tool sleeps for 0 to {MOST_SLEEP:,} seconds, not for {seconds!r:.50}")
     if (log := _log()) is None:
         await asyncio.sleep(seconds)
     else:

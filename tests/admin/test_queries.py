@@ -312,7 +312,7 @@ STEPS = [
         [
             (ToolStepKind.STEP, "price", ToolStepState.ENDED, 1, 60, NOW - 59.75),
             (ToolStepKind.ASK, "0123abcd", ToolStepState.ENDED, 1, 59, NOW - 39),
-            (ToolStepKind.STEP, "mail", ToolStepState.FAILED, 1, 39, NOW - 38),
+            (ToolStepKind.STEP, "mail", ToolStepState.FAILED, 1, 39, NOW - 38.99995),
             (ToolStepKind.SLEEP, "nap", ToolStepState.OPEN, 2, 30, NOW + 3_570),
             (ToolStepKind.STEP, "mail", ToolStepState.OPEN, 2, 5, None),
             (ToolStepKind.SLEEP, "cut", ToolStepState.ENDED, 2, 4, NOW + 3_570),
@@ -341,7 +341,7 @@ def test_the_steps_of_tools_are_shown_without_their_values() -> None:
         "  REQUEST  STEP      KIND   STATE                              BEGAN                 TAKES  RUN",
         "  3        price     step   ended                              2027-01-15 07:59:00Z  0.25s  1",
         "  3        question  ask    ended                              2027-01-15 07:59:01Z  20s    1",
-        "  3        mail      step   failed                             2027-01-15 07:59:21Z  1s     1",
+        "  3        mail      step   failed                             2027-01-15 07:59:21Z  0s     1",
         "  3        nap       sleep  sleeps until 2027-01-15 08:59:30Z  2027-01-15 07:59:30Z  60m    2",
         "  3        mail #2   step   open                               2027-01-15 07:59:55Z  -      2",
         "  3        cut       sleep  ended                              2027-01-15 07:59:56Z  -      2",

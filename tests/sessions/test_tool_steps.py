@@ -33,7 +33,7 @@ from pydantic import BaseModel
 import perdure
 from perdure._core.ids import SessionId, parse_position
 from perdure._core.states import ToolStepState
-from perdure._core.tool_steps import MOST_NAME, MOST_STEPS, MOST_VALUE, MOST_VALUES, StepHistory
+from perdure._core.tool_steps import MOST_NAME, MOST_SLEEP, MOST_STEPS, MOST_VALUE, MOST_VALUES, StepHistory
 from perdure.errors import Misuse, StepLimit
 from perdure.store import open_store
 from perdure.store.interface import Store
@@ -379,8 +379,21 @@ async def test_a_synchronous_tool_that_takes_another_way_is_told(host: Callable[
     async with serve(server, store=SharedStore(tmp_path / "log.db"), complaint="this call had done 'a'") as site:
         balancer.ports[:] = [site.port]
         view = await client.outcome(task)
+        assert site.app.counters.snapshot()["tool_step_mismatches"] == 1
     assert "had done 'a' as its step 1, and now begins 'c'" in view["error"]["data"]["reason"]
     assert effects == ["effect"]
+
+
+async def test_recorded_steps_that_do_not_come_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the call ends well."""
+    runs = itertools.count(1)
+
+    async def body() -> list[str]:
+        return [await perdure.step(name, str, name) for name in (("a", "b", "b") if next(runs) == 1 else ("a",))]
+
+    assert await in_each_run(body, tmp_path / "log.db") == [["a", "b", "b"], ["a"]]
+    [unused] = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "step.unused"]
+    assert unused.endswith("did not come to 2 of its recorded steps: b, b #2")
 
 
 async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
@@ -401,6 +414,7 @@ async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
             lambda: asyncio.to_thread(asyncio.run, perdure.sleep(0)),
             lambda: perdure.sleep(-1),
             lambda: perdure.sleep(math.nan),
+            lambda: perdure.sleep(MOST_SLEEP + 1),
         ):
             with pytest.raises(Misuse) as failure:
                 await wrong()
@@ -414,7 +428,7 @@ async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
     parts = (
         *("1 to 200 characters, not ''", "1 to 200 characters", "`again=True` or `check=`", "outside a step"),
         *("two steps with the name 'twin' run at the same time", "another event loop", "another event loop"),
-        *("not for -1", "not for nan", "await perdure.step"),
+        *("not for -1", "not for nan", "0 to 31,622,400 seconds, not for 31622401", "await perdure.step"),
     )
     assert [part for part, sentence in zip(parts, said_of, strict=True) if part not in sentence] == []
 
@@ -593,7 +607,7 @@ async def test_a_sleep_that_was_cut_short_excuses_no_death(tmp_path: Path) -> No
                 await asyncio.sleep(0.005)
 
         looking = asyncio.create_task(look())
-        await cut_short(perdure.sleep(3600), looking.done)
+        await cut_short(perdure.sleep(MOST_SLEEP), looking.done)
         assert StepHistory(rows).sleeps(store.clock())
         return rows[0].ended
 

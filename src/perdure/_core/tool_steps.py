@@ -27,6 +27,9 @@ MOST_VALUE = 1 << 20
 MOST_VALUES = 16 << 20
 """Bytes of one value, and of all values of a call: the next process reads them before the call goes on."""
 
+MOST_SLEEP = 366 * 86_400
+"""Seconds of one sleep, a year: a longer one is a mistake, as milliseconds are, and its end may have no date."""
+
 LOST = "lost"
 """The name of the step that stands for those that the store has lost."""
 

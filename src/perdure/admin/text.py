@@ -156,7 +156,7 @@ def _step_lines(calls: Sequence[JsonObject], now: float) -> list[str]:
                 step["kind"],
                 f"sleeps until {_time(ended)}" if sleeps else str(step["state"]),
                 _time(step["began"]),
-                NONE if took is None else span(took) if took >= 100 else f"{max(took, 0):.3g}s",
+                NONE if took is None else span(took) if took >= 100 else f"{round(max(took, 0), 3):.3g}s",
                 str(step["attempt"]),
             )
         )
