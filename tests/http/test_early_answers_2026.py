@@ -155,6 +155,7 @@ async def test_a_fastmcp_server_is_listed_and_answered_so_too() -> None:
 
 
 async def test_a_call_with_a_key_or_of_a_client_with_tasks_is_never_answered_early(shop: ToolServer) -> None:
+    """A client that gives every call a key has the two tools all the same, as they are in its list."""
     async with serve(shop.server, answer_within=RULE, task_after=0.1) as site:
         handle = await call(peer_at(site, **TAKES_TASKS), "wait", gate="g")
         assert handle["resultType"] == "task"
@@ -163,6 +164,8 @@ async def test_a_call_with_a_key_or_of_a_client_with_tasks_is_never_answered_ear
             await asyncio.sleep(1.1)  # a rule that applied would have answered
             shop.open("g")
             assert said(result_of(await keyed.answer())) == "went through g"
+        told = result_of(await peer_at(site).call(WAIT, {"call": "x"}, key="another"))
+        assert said(told).startswith("There is no such call")
 
 
 async def test_a_store_that_fails_when_the_answer_is_due_only_delays_it(shop: ToolServer) -> None:

@@ -328,13 +328,12 @@ class DurableCallHandler:
     async def _answer_call(self, request: ModernRequest, response: EventStream) -> bool:
         key, late = read_key(request), None
         name, client, early = str(request.params.get("name")), request.client, self._context.early
-        for_host, within = HOST in request.params["_meta"], None
-        if early is not None and (key is None or for_host):
-            within = early.at_call(client, for_host=for_host)
-        if within is not None:
-            if texts.may_be_own(name) and name in (names := await self._own_tools(request)):
-                await self._serve_own(request, names, within, response)
-                return True
+        for_host = HOST in request.params["_meta"]
+        within = None if early is None else early.at_call(client, for_host=for_host)
+        if within is not None and texts.may_be_own(name) and name in (names := await self._own_tools(request)):
+            await self._serve_own(request, names, within, response)
+            return True
+        if within is not None and (key is None or for_host):
             late = Late(after=while_good(within, request.http.scope), early=within)
         state = request.params.get("requestState")
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
