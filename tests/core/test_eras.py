@@ -30,27 +30,6 @@ methods = st.sampled_from(sorted(eras.CACHEABLE)) | st.sampled_from(["tools/call
 # --- Which era
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "expected"),
-    [
-        (-32022, 400, True),
-        (-32022, 0, True),
-        (-32601, 0, True),
-        (-32602, 0, True),
-        (None, 400, True),
-        (-32600, 0, False),
-        (-32603, 500, False),
-        (None, 401, False),
-        (None, 404, False),
-        ("-32601", 0, False),
-    ],
-)
-def test_refusals_of_initialize_after_which_the_server_is_asked_for_the_other_era(
-    code: object, status: int, expected: bool
-) -> None:
-    assert eras.may_be_modern(code, status) is expected
-
-
 def test_the_era_of_the_clients_is_tried_first_unless_another_was_learnt_or_is_pinned() -> None:
     session, modern = eras.Era.SESSION, eras.Era.MODERN
     for front, other in ((session, modern), (modern, session)):
@@ -337,7 +316,6 @@ def test_every_method_of_the_sdks_tables_has_its_place() -> None:
         return {method for method, found in table if found == version}
 
     before, now = of("2025-11-25", sdk.CLIENT_REQUESTS), of(MODERN, sdk.CLIENT_REQUESTS)
-    assert before - now == eras.REMOVED_REQUESTS - {"tasks/list", "tasks/result"}
     assert now - before == eras.ADDED_REQUESTS
     assert eras.CACHEABLE == sdk.CACHEABLE_METHODS
     notices = of("2025-11-25", sdk.CLIENT_NOTIFICATIONS) - of(MODERN, sdk.CLIENT_NOTIFICATIONS)

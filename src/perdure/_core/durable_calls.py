@@ -84,27 +84,21 @@ class CallClient:
 
     def lacks(self, method: str, params: Mapping[str, Any] | None) -> JsonObject | None:
         """The capabilities that a client has to declare to be asked this, if it does not."""
-        needed = _needed(method, params or {})
-        if needed is None or _has(self.capabilities, needed):
-            return None
-        return needed
+        given, needed = params or {}, JsonObject()
+        match method:
+            case "elicitation/create":
+                needed = {"elicitation": {"url": {}} if given.get("mode") == "url" else {}}
+            case "sampling/createMessage":
+                needed = {"sampling": {"tools": {}} if given.get("tools") or given.get("toolChoice") else {}}
+            case "roots/list":
+                needed = {"roots": {}}
+        return None if not needed or _has(self.capabilities, needed) else needed
 
 
 @functools.lru_cache(maxsize=256)
 def client_of(client_params: bytes) -> CallClient:
     """The client of a session or durable call, as its record describes it."""
     return CallClient.from_params(json.loads(client_params) if client_params else {})
-
-
-def _needed(method: str, params: Mapping[str, Any]) -> JsonObject | None:
-    match method:
-        case "elicitation/create":
-            return {"elicitation": {"url": {}} if params.get("mode") == "url" else {}}
-        case "sampling/createMessage":
-            return {"sampling": {"tools": {}} if params.get("tools") or params.get("toolChoice") else {}}
-        case "roots/list":
-            return {"roots": {}}
-    return None
 
 
 def _has(declared: object, needed: Mapping[str, Any]) -> bool:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure._core import splice
-from perdure._core.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
 from perdure._core.durable_calls import STATE_PREFIX, CallClient
 from perdure._core.envelope import (
     CALLS,
@@ -35,7 +34,7 @@ from perdure._core.envelope import (
 )
 from perdure._core.jsonrpc import JsonObject, mapping, meta_of
 from perdure._core.listening import LISTS, UPDATED
-from perdure._core.polling import MAX_QUESTIONS, METHOD_NOT_FOUND
+from perdure._core.polling import MAX_QUESTIONS
 from perdure._core.revisions import FIRST_SESSIONLESS, LATEST_SESSION, REVISIONS
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -45,19 +44,6 @@ CACHEABLE = frozenset(
     {DISCOVER, "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
 )
 """Methods whose results carry `ttlMs` and `cacheScope` at 2026-07-28."""
-
-REMOVED_REQUESTS = frozenset(
-    {
-        "initialize",
-        "ping",
-        "logging/setLevel",
-        "resources/subscribe",
-        "resources/unsubscribe",
-        "tasks/list",
-        "tasks/result",
-    }
-)
-"""Requests of the session era that 2026-07-28 does not have."""
 
 ADDED_REQUESTS = frozenset({DISCOVER, LISTEN})
 """Requests of 2026-07-28 that the session era does not have."""
@@ -95,15 +81,6 @@ def eras_to_try(*, pinned: Era | None, known: Era | None, front: Era) -> tuple[E
 
 def other_era(era: Era) -> Era:
     return Era.SESSION if era is Era.MODERN else Era.MODERN
-
-
-def may_be_modern(code: object, status: int = 0) -> bool:
-    """Whether a server that refuses `initialize` with this error code, or this HTTP status, may speak 2026-07-28 only.
-
-    Python SDK 1.x and TypeScript SDK 1.x answer -32602 and -32601 to `server/discover`, so these codes say only that
-    the server does not know the method.
-    """
-    return code in (UNSUPPORTED_VERSION, METHOD_NOT_FOUND, INVALID_PARAMS) or status == 400
 
 
 def modern_version(discovered: Mapping[str, Any]) -> str | None:

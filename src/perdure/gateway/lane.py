@@ -233,7 +233,7 @@ class Lane(Protocol):
         """Start or reach the upstream, and make the handshake with these `initialize` params, without
         `notifications/initialized`. `state`: of an earlier lane, in whose session the lane goes on if it can. Raises
         `UpstreamUnavailable`, and the lane is over then; the reason is `VERSION` where the upstream may speak the other
-        era (`_core.eras.may_be_modern`)."""
+        era."""
 
     def listen(self, wanted: bool) -> None:
         """Take what belongs to no request, or leave it to another node's lane in the same session. (A pipe always takes

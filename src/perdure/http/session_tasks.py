@@ -17,7 +17,7 @@ from perdure._core.session_tasks import CANCEL, LIST
 from perdure._core.states import CallState
 from perdure.http.access import SessionAccess
 from perdure.runtime.base import Tools
-from perdure.sessions.calls_by_id import KnownCall, cancelled_by_id, find_answered, resume_if_waiting
+from perdure.sessions.calls_by_id import KnownCall, cancellation, find_answered, resume_if_waiting
 from perdure.sessions.ledger import encode, encode_answer, name_of
 from perdure.sessions.session import FirstAnswer, Session
 from perdure.sessions.session_tasks import facts_of
@@ -131,9 +131,10 @@ class SessionTaskHandler:
     async def _cancel(self, found: KnownCall) -> TaskFacts:
         """Cancel a task, wherever it runs or waits, and wait until it is, for some time."""
         store, stream = self._context.store, found.stream
+        cancelled = cancellation(stream, found.row, by="id")
         async with self._access.sessions.using(stream.session) as session:
             if session is not None:
-                await session.cancel_call(cancelled_by_id(found), self._access.principal_calls.cancel)
+                await session.cancel_call(cancelled, self._access.principal_calls.cancel)
         until = asyncio.get_running_loop().time() + CANCEL_SECONDS
         with self._context.waiters.watch(stream.id, until=until) as watch:
             while True:

@@ -143,7 +143,7 @@ class _Listed:
 
 
 class ToolCatalog:
-    """Keeps the lists of tools of one server, by caller."""
+    """Keeps the lists of tools of one server, by caller: the `Tools` of a server in this process."""
 
     def __init__(self, server: Server[Any], lifespan_state: object) -> None:
         self._server = server
@@ -152,23 +152,19 @@ class ToolCatalog:
 
     @property
     def serves_tasks(self) -> bool:
-        """Whether the server answers the tasks extension by itself."""
         return self._server.get_request_handler("tasks/get") is not None
 
     @property
     def server_info(self) -> JsonObject:
-        """The server's entry in the `_meta` of results."""
         info: JsonObject = {SERVER_INFO_META_KEY: self._server.server_info_stamp}
         return info
 
     async def tool(self, name: str, owner: str, client: CallClient, origin: HttpRequest) -> JsonObject | None:
-        """A tool as the caller's `tools/list` shows it; `None` if it is not there, or not in time."""
         listed = self._listed(owner)
         await self._refresh(listed, client, origin, is_known=name in listed.tools)
         return listed.tools.get(name)
 
     async def tools(self, owner: str, client: CallClient, origin: HttpRequest) -> Sequence[JsonObject]:
-        """All tools as the caller's `tools/list` shows them, as far as they come in time."""
         listed = self._listed(owner)
         await self._refresh(listed, client, origin, is_known=listed.since > -math.inf and listed.reading is None)
         return list(listed.tools.values())

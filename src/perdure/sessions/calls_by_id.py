@@ -85,10 +85,9 @@ def _is_own(record: SessionRecord, owner: str) -> bool:
     return record.owner == owner and record.state is not SessionState.ENDED
 
 
-def cancelled_by_id(found: KnownCall) -> mail.Cancelled:
-    """Cancels the call itself: its request may have an answer."""
-    stream, row = found.stream, found.row
-    params = {"requestId": row.request_id, "reason": "it was cancelled by its id", "_meta": {texts.CALL: stream.id}}
+def cancellation(stream: StreamRecord, row: CallRecord, *, by: str) -> mail.Cancelled:
+    """Cancels the call itself: its request may have an answer. `by`: what its client has named."""
+    params = {"requestId": row.request_id, "reason": f"it was cancelled by its {by}", "_meta": {texts.CALL: stream.id}}
     return mail.Cancelled(session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params)
 
 
@@ -231,7 +230,7 @@ class CallsById:
         row, stream = call.row, call.stream
         if not stream.sealed:
             try:
-                await self._context.journal.write(*mail_to([stream.node], cancelled_by_id(call)))
+                await self._context.journal.write(*mail_to([stream.node], cancellation(stream, row, by="id")))
             except NodeGone:
                 return texts.failure(texts.NOT_NOW)
         return texts.cancelling(row.name, is_over=stream.sealed)

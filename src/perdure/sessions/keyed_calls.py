@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perdure._core import mail
 from perdure._core.codes import ANSWER_GIVEN_UP
 from perdure._core.durable_calls import call_digest, key_names
 from perdure._core.envelope import KEY
@@ -30,7 +29,7 @@ from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import start
 from perdure.log.nodes import mail_to
 from perdure.sessions.call_quota import ALL, CallQuota
-from perdure.sessions.calls_by_id import final_answer, is_waiting, last_progress
+from perdure.sessions.calls_by_id import cancellation, final_answer, is_waiting, last_progress
 from perdure.sessions.ledger import Call, encode
 from perdure.store.interface import stream_by_id
 from perdure.store.records import SessionRecord
@@ -229,8 +228,4 @@ async def _cancel(context: ServerContext, stream_id: StreamId) -> None:
         if stream is None or stream.sealed:
             return
         for row in await context.store.calls(stream.session, stream=stream_id):
-            params = {"requestId": row.request_id, "reason": "it was cancelled by its key"}
-            cancelled = mail.Cancelled(
-                session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params
-            )
-            await context.journal.write(*mail_to([stream.node], cancelled))
+            await context.journal.write(*mail_to([stream.node], cancellation(stream, row, by="key")))

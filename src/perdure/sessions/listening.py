@@ -373,7 +373,14 @@ class Listening:
         is_named = False
         try:
             async with self._turn:
-                self._name(wanted.uris, caller)
+                new = [uri for uri in wanted.uris if uri not in self._named]
+                if new and len(self._union() | set(new)) > MAX_UNION:
+                    raise TooManyResources(MAX_UNION, of_caller=False)
+                if new and self._shares.held_by(caller) + len(new) > self._shares.each:
+                    raise TooManyResources(self._shares.each, of_caller=True)
+                self._named.update(list(wanted.uris))  # a mapping would count by its values
+                self._first.update(dict.fromkeys(new, caller))
+                self._shares.take(caller, len(new))
                 is_named = True
                 await self._subscription.cover(self._union())
                 if self._subscription.serves:
@@ -398,17 +405,6 @@ class Listening:
             raise
         self._release(wanted.uris)
         return None
-
-    def _name(self, uris: Iterable[str], caller: Caller) -> None:
-        new = [uri for uri in uris if uri not in self._named]
-        elsewhere = {uri for node in self._nodes.values() for uri in node.filter.uris} if new else set()
-        if new and len(elsewhere | self._named.keys() | set(new)) > MAX_UNION:
-            raise TooManyResources(MAX_UNION, of_caller=False)
-        if new and self._shares.held_by(caller) + len(new) > self._shares.each:
-            raise TooManyResources(self._shares.each, of_caller=True)
-        self._named.update(list(uris))  # a mapping would count by its values
-        self._first.update(dict.fromkeys(new, caller))
-        self._shares.take(caller, len(new))
 
     def _release(self, uris: Iterable[str]) -> None:
         """A listener here is gone."""

@@ -249,7 +249,7 @@ def attach(
         stream,
         session,
         cursor=start.cursor,
-        arrival=next(hub.arrivals) if arrival is None else arrival,
+        arrival=hub.arrive() if arrival is None else arrival,
         caller=session.link.calls.caller,
         ahead=start.ahead,
         preamble=preamble,

@@ -149,22 +149,23 @@ class RuntimeLink:
         self.pass_to_runtime(call, origin, follows=follows)
 
     def answer_here(self, call: Call, finding: Awaitable[bytes | None]) -> None:
-        """Answer a call with what this process finds out itself. `None`: the runtime has the call."""
-        call.answering = asyncio.create_task(self._answer_here(call, finding))
+        """Answer a call with what this process finds out itself, whatever fails meanwhile. `None`: the runtime has the
+        call."""
 
-    async def _answer_here(self, call: Call, finding: Awaitable[bytes | None]) -> None:
-        """The call has an answer whatever fails meanwhile."""
-        try:
-            if (payload := await finding) is None:
-                return
-        except Exception as failure:  # a store with a bug, or a recorded answer that cannot be read
-            sentence = f"a request cannot be answered ({call.request.method}): {failure!r}"
-            log_event(logging.ERROR, "call.failed", sentence, session=self.keeper.name, stream=call.stream.id)
-            payload = error_payload(call.request.id, INTERNAL_ERROR, "Internal server error")
-        self.calls.runtime_done(call.number)
-        if self.calls.answer(call, CallStep.ANSWER, payload):
-            self.context.counters.calls_answered += 1
-            self.tell_status(call, payload)
+        async def answer() -> None:
+            try:
+                if (payload := await finding) is None:
+                    return
+            except Exception as failure:  # a store with a bug, or a recorded answer that cannot be read
+                sentence = f"a request cannot be answered ({call.request.method}): {failure!r}"
+                log_event(logging.ERROR, "call.failed", sentence, session=self.keeper.name, stream=call.stream.id)
+                payload = error_payload(call.request.id, INTERNAL_ERROR, "Internal server error")
+            self.calls.runtime_done(call.number)
+            if self.calls.answer(call, CallStep.ANSWER, payload):
+                self.context.counters.calls_answered += 1
+                self.tell_status(call, payload)
+
+        call.answering = asyncio.create_task(answer())
 
     def pass_to_runtime(self, call: Call, origin: object, *, follows: bool = False) -> None:
         params = call.request.params

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure._core.ids import StreamId
@@ -107,7 +106,13 @@ class ToolSteps:
             if place.number not in self.course.marks:
                 self._note_open(place, again=True)
             task = start(self._record(place, state, again=False, value=value))
-            task.add_done_callback(partial(self._on_recorded, place))
+
+            def on_recorded(task: asyncio.Task[None]) -> None:
+                self._leave(place)
+                if not task.cancelled():
+                    task.exception()  # the call has ended meanwhile
+
+            task.add_done_callback(on_recorded)
             raise
         except BaseException:
             self._leave(place)
@@ -203,11 +208,6 @@ class ToolSteps:
     def _leave(self, place: StepPlace) -> None:
         self._active -= 1
         self.course.leave(place)
-
-    def _on_recorded(self, place: StepPlace, task: asyncio.Task[None]) -> None:
-        self._leave(place)
-        if not task.cancelled():
-            task.exception()  # the call has ended meanwhile
 
     def _note_open(self, place: StepPlace, *, again: bool) -> None:
         """Note a step that was cut short: a tool of which only a part was cancelled goes on, and records what
