@@ -411,12 +411,19 @@ class Journal:
 class Steps:
     """A source of a few steps. A caller may wait for their outcome."""
 
-    __slots__ = ("_steps", "may_be_held", "outcome")
+    __slots__ = ("_on_end", "_steps", "may_be_held", "outcome")
 
     def __init__(
-        self, steps: Sequence[Step], outcome: asyncio.Future[None] | None = None, *, may_be_held: bool = True
+        self,
+        steps: Sequence[Step],
+        outcome: asyncio.Future[None] | None = None,
+        *,
+        may_be_held: bool = True,
+        on_end: Callable[[PerdureError | None], None] | None = None,
     ) -> None:
+        """`on_end` is called when the steps are written, or with the reason for which they were refused."""
         self._steps = steps
+        self._on_end = on_end
         self.outcome = outcome
         self.may_be_held = may_be_held
 
@@ -429,12 +436,16 @@ class Steps:
 
     def written(self, steps: Sequence[Step]) -> None:
         self.held(steps)
+        if self._on_end is not None:
+            self._on_end(None)
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
         return ()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        if self.outcome is None:
+        if self._on_end is not None:
+            self._on_end(reason)
+        elif self.outcome is None:
             # Mail to a dead node concerns no node, and a writer that lost its claim logs that itself.
             level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
             log_event(level, "journal.refused", f"the store refused steps: {reason}")

@@ -147,14 +147,27 @@ class RemoteReaders:
         entry = _Entry(reader, reader.cursor, rests_beyond=reader.cursor > stream.tail.durable)
         self._followed[stream.id] = entry
         steps = (self._entering(reader), *self._reading(stream.node, stream))
-        self._journal.put(_Hinting(self._store, steps, self._node, stream.id, entry))
+
+        def on_listed(_: PerdureError | None) -> None:
+            # No node got hints about earlier events, so this one reads now. (Where the steps are refused, only the mail
+            # to the writer was, because the writer is dead.)
+            entry.is_listed = True
+            self._store.hint(self._node, [stream.id])
+
+        self._journal.put(Steps(steps, on_end=on_listed))
 
     def on_progress(self, reader: Reader) -> None:
         entry = self._followed.get(reader.stream.id)
         if entry is not None and entry.reader is reader and reader.cursor - entry.seq >= self._lag:
             entry.seq = reader.cursor
             moved = replace(self._entering(reader), attaches=False)
-            self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
+            node, stream = reader.stream.node, reader.stream.id
+
+            def on_moved(refused: PerdureError | None) -> None:
+                if node and refused is None:  # else the stream does not exist any more
+                    self._store.hint(node, [stream])
+
+            self._journal.put(Steps((moved,), on_end=on_moved))
 
     def list_here(self, reader: Reader) -> None:
         """Enter a reader of a stream that this node writes. While the store fails, that would only add to what is
@@ -258,30 +271,3 @@ class _Entry:
     """The writer has shown it events that are not in the store yet."""
     is_listed: bool = False
     """Its row is written, and says which reader is on the stream."""
-
-
-class _Hinting(Steps):
-    """Steps after which a node gets a hint about a stream. With `entry`, they enter a reader in the store, and its own
-    node reads once the row exists: no node got hints about earlier events."""
-
-    __slots__ = ("_entry", "_node", "_store", "_stream")
-
-    def __init__(
-        self, store: Store, steps: Sequence[Step], node: NodeId, stream: StreamId, entry: _Entry | None = None
-    ) -> None:
-        super().__init__(steps)
-        self._store = store
-        self._node = node
-        self._stream = stream
-        self._entry = entry
-
-    def written(self, steps: Sequence[Step]) -> None:
-        if self._entry is not None:
-            self._entry.is_listed = True
-        if self._node:
-            self._store.hint(self._node, [self._stream])
-
-    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        if self._entry is not None:
-            self.written(steps)  # only the mail to the writer was refused, and the writer is dead
-        # Otherwise the stream does not exist any more, and neither do its readers.

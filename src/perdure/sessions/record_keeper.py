@@ -1,7 +1,6 @@
 """Owns the record of one session: what was read from the store, and this process's changes until they are written."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from perdure._core.ids import RecordKind
 from perdure._core.revisions import DURABLE_CALL, REVISIONS, Revision
 from perdure._core.states import SessionState
-from perdure.errors import PerdureError
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.store.records import SessionRecord
@@ -65,7 +63,7 @@ class RecordKeeper:
     def update(self, **changes: Any) -> None:
         step = self.change(ChangeSession(session=self.record.id, active=self.active, **changes))
         self._written_active = self.active
-        self._context.journal.put(_Change(self, step))
+        self._context.journal.put(Steps((step,), on_end=lambda _: self.on_written(step)))
 
     def change(self, step: ChangeSession) -> ChangeSession:
         """Change the record with a step that the caller writes."""
@@ -95,17 +93,3 @@ class RecordKeeper:
         # While the store fails this would only add to what is held, round after round.
         if self.active - self._written_active > slack and not self._context.journal.is_degraded:
             self.update()
-
-
-class _Change(Steps):
-    __slots__ = ("_keeper",)
-
-    def __init__(self, keeper: RecordKeeper, step: ChangeSession) -> None:
-        super().__init__((step,))
-        self._keeper = keeper
-
-    def written(self, steps: Sequence[Step]) -> None:
-        self._keeper.on_written(steps[0])
-
-    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        self._keeper.on_written(steps[0])

@@ -810,20 +810,6 @@ class Ask(NamedTuple):
         return self.call if self.steps is None else self.steps.call
 
 
-class _Closing(Steps):
-    """Closes an ask of a durable call: requests may wait for that, at any node."""
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: RuntimeLink, steps: Sequence[Step]) -> None:
-        super().__init__(steps)
-        self._link = link
-
-    def held(self, steps: Sequence[Step]) -> None:
-        super().held(steps)
-        self._link.tell_waiters()
-
-
 class Asks:
     """Keeps the asks for which this node waits, until they are answered or withdrawn."""
 
@@ -929,7 +915,8 @@ class Asks:
         if ask.place is not None and ask.steps is not None:
             steps += ask.steps.unanswered(ask.place)
         if link.keeper.is_durable_call:
-            link.context.journal.put(_Closing(link, steps))
+            # Requests may wait for that, at any node.
+            link.context.journal.put(Steps(steps, on_end=lambda _: link.tell_waiters()))
         else:
             link.context.put(*steps)
 
