@@ -226,9 +226,16 @@ async def test_each_call_of_a_session_waits_for_its_principal_as_long_as_it_may(
     for number, tool in enumerate(("go_on", "begin_again"), 1):
         await dead_node.take(peer.session, peer.tool(tool, id=number))
     await settle(dead_node, site)
-    await until(lambda: site.app.counters.calls_settled)
-    states = {call.request_id: call.state for call in await site.store.calls(SessionId(peer.session))}
-    assert (states[1], states[2]) == (CallState.WAITING, CallState.SETTLED)
+
+    async def state(number: int) -> CallState:
+        calls = await site.store.calls(SessionId(peer.session))
+        return next(call.state for call in calls if call.request_id == number)
+
+    async def has_ended() -> bool:
+        return await state(2) is CallState.SETTLED
+
+    await until(has_ended)
+    assert await state(1) is CallState.WAITING
 
 
 async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:

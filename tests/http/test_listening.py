@@ -29,12 +29,13 @@ from mcp_types import (
 
 from perdure._core import listening as rules
 from perdure._core.codes import STORE_UNAVAILABLE
-from perdure._core.ids import RecordKind
+from perdure._core.ids import RecordKind, SessionId
 from perdure._core.limits import Caller
 from perdure.sessions import call_quota
 from perdure.sessions import listening as rules_of_listening
 from perdure.sessions.listening import Listening
 from perdure.store import MemoryStore
+from perdure.store.steps import ChangeSession
 from tests.support.clients.listeners import SUBSCRIPTION, Listener, listening, publish, wanted
 from tests.support.clients.modern_peer import CallPeer, result_of
 from tests.support.clients.modern_requests import modern
@@ -525,7 +526,8 @@ async def test_a_node_that_lacks_what_others_announced_asks_for_it(tmp_path: Pat
     """Its mail was lost, or refused because too much of it waited: the beats say what it lacks. Listeners are told that
     they may have missed something."""
     async with two(tmp_path) as (a, b), listening(a.port, "note://a") as listener:
-        await life_of(a).context.journal.write()  # what was announced
+        # A step that changes nothing is written after the announcement.
+        await life_of(a).context.journal.write(ChangeSession(session=SessionId("none"), active=0.0))
         node = life_of(a).context.node
         await until(lambda: node in listening_of(b)._nodes)
         del listening_of(b)._nodes[node]
