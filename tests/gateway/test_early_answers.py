@@ -66,3 +66,17 @@ async def test_what_is_no_list_of_tools_passes_as_it_is(tmp_path: Path) -> None:
         first = await answered(session, "plain", do=[{"wait": str(gate := tmp_path / "gate")}])
         gate.touch()
         assert text_of(await answered(session, WAIT, call=call_in(first))) == "done"
+
+
+async def test_a_question_that_only_a_call_of_the_tool_can_answer_is_told(tmp_path: Path) -> None:
+    """A server may end a call of a session with a round of 2026-07-28."""
+    gate = tmp_path / "gate"
+    steps = [{"wait": str(gate)}, {"result": {"resultType": "input_required", "requestState": "s"}}]
+    async with gateway(tmp_path, serving={"answer_within": RULE}) as served:
+        session, modern = await served.join(), CallPeer(port=served.site.port)
+        call = call_in(await answered(session, "plain", do=steps))
+        gate.touch()
+        told = (await answered(session, WAIT, call=call))["result"], result_of(await modern.call(WAIT, {"call": call}))
+        for each in told:
+            assert each["isError"] is True
+            assert said(each) == '"plain" has ended with a question that it asks only a call of its own. Call it again.'

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,23 @@ from mcp.shared.exceptions import MCPError
 
 from perdure import connect
 from perdure._core.envelope import KEY
-from perdure._core.ids import SessionId, new_stream_id, parse_stream_id
+from perdure._core.ids import NodeId, SessionId, StreamId, new_stream_id, parse_stream_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState
 from perdure.errors import BadSetting
 from perdure.settings import Settings
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
+from perdure.store.records import Followed
 from tests.http.test_heartbeats import new_stores
+from tests.support.clients.modern_peer import CallPeer, result_of
 from tests.support.clients.wire_client import Message, Peer, Web, answer_of, text_of
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Guests, ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import FAILS
 
 pytestmark = pytest.mark.anyio
 
@@ -600,3 +604,52 @@ async def test_a_wait_is_answered_whatever_fails_meanwhile(shop: ToolServer) -> 
         store.works()
         assert text_of((await call.rest())[-1]) == "went through h"
         await until(lambda: not site.app.running)
+
+
+async def test_the_two_tools_say_when_the_store_fails_in_both_eras(shop: ToolServer) -> None:
+    store = FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, auth=Guests(), answer_within=RULE, complaint=FAILS) as site:
+        peer, modern = (
+            await site.join(token="ann-1"),
+            CallPeer(port=site.port, headers={"authorization": "Bearer ann-1"}),
+        )
+        call = {"call": call_in(await answered(peer, "wait", gate="g"))}
+        store.reads = Fault.RAISES
+        for tool, arguments in ((WAIT, call), (WAIT, {}), (CANCEL, call)):
+            for told in (
+                (await answered(peer, tool, **arguments))["result"],
+                result_of(await modern.call(tool, arguments)),
+            ):
+                sentence = "The server cannot look for the call now. Call this again later."
+                assert (told["isError"], told["content"][0]["text"]) == (True, sentence)
+        store.works()
+        shop.open("g")
+        assert text_of(await answered(peer, WAIT, **call)) == "went through g"
+
+
+class Outdated(MemoryStore):
+    """Says of streams that a node writes them which is gone by now."""
+
+    is_outdated = False
+
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        found = await super().follow(after, limit=limit)
+        if not self.is_outdated:
+            return found
+        gone = NodeId("x" * 22)
+        return {name: each._replace(record=replace(each.record, node=gone)) for name, each in found.items()}
+
+
+async def test_a_call_that_no_process_runs_in_this_moment_is_cancelled_later(shop: ToolServer) -> None:
+    async with serve(shop.server, store=(store := Outdated()), answer_within=RULE) as site:
+        peer = await site.join()
+        call = call_in(await answered(peer, "wait", gate="g"))
+        store.is_outdated = True
+        told = (await answered(peer, CANCEL, call=call))["result"]
+        assert (told["isError"], told["content"][0]["text"][:45]) == (
+            True,
+            "No process of the server runs the call now, s",
+        )
+        store.is_outdated = False
+        assert text_of(await answered(peer, CANCEL, call=call)).startswith('"wait" is being cancelled')
+        await until(lambda: "cancelled at g" in shop.seen)
