@@ -402,6 +402,8 @@ def moments() -> Iterator[Any]:
     """The two commits of an unmarked step are in every run."""
     for number, write in enumerate(WRITES, 1):
         for store, found in MOMENTS.items():
+            if ON_POSTGRES and not store:
+                continue  # those are points of a SQLite file
             for moment, point in found.items():
                 marks = () if "charge" in write else (pytest.mark.long,)
                 yield pytest.param(store, replace(point, nth=number), id=f"{moment} {write} {store}", marks=marks)
@@ -598,6 +600,7 @@ async def test_a_node_that_stood_still_in_a_step_begins_no_other(story: Story, a
         else:
             view = await story.outcome(task)
             assert view["error"]["data"]["steps"] == {"finished": [], "open": ["charge"]}
+        await until(lambda: len(story.rows("SELECT id FROM node")) == 1)  # one that beats before that is not buried
     finally:
         first.send(signal.SIGCONT)
     story.open("go")
