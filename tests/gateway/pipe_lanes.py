@@ -35,9 +35,9 @@ def scripted(*settings: str, **more: Any) -> ChildProgram:
 
 
 @asynccontextmanager
-async def children_of(program: ChildProgram) -> AsyncIterator[Children]:
+async def children_of(program: ChildProgram, **options: Any) -> AsyncIterator[Children]:
     reaper = Reaper()
-    children = Children(program, reaper=reaper)
+    children = Children(program, reaper=reaper, **options)
     try:
         yield children
     finally:

@@ -330,7 +330,7 @@ async def test_secrets_are_masked_in_all_that_is_told(caplog: pytest.LogCaptureF
     caplog.set_level(logging.DEBUG, logger="perdure")
     mask = lambda text: text.replace("s3cret", "***")  # noqa: E731
     settings = ("stderr=cannot use s3cret", "banner=hello s3cret", "exit=3")
-    async with children_of(scripted(*settings, mask=mask)) as children:
+    async with children_of(scripted(*settings, mask=mask), shows_errors=True) as children:
         with pytest.raises(UpstreamUnavailable) as caught:
             await Lane(children).open(CLIENT)
     assert "cannot use ***" in str(caught.value)

@@ -69,7 +69,9 @@ class ChildServer:
             reaper = Reaper()
             stack.push_async_callback(reaper.aclose)
             # The next bridge continues the sessions as soon as this one's node has left, which waits for no process.
-            children = Children(program_of(self.upstream), reaper=reaper, pauses=PAUSES, lanes_wait=False)
+            children = Children(
+                program_of(self.upstream), reaper=reaper, pauses=PAUSES, lanes_wait=False, shows_errors=True
+            )
             stack.push_async_callback(children.aclose)
             children.start_ahead()
             client = await stack.enter_async_context(_serving(self.upstream, children, place))

@@ -150,9 +150,11 @@ class Children:
         reaper: Reaper,
         pauses: Pauses = PAUSES,
         lanes_wait: bool = True,
+        shows_errors: bool = False,
         numbers: UpstreamNumbers | None = None,
     ) -> None:
-        """`lanes_wait`: a lane that is closed waits until its process is gone. Otherwise `aclose` alone waits."""
+        """`lanes_wait`: a lane that is closed waits until its process is gone. Otherwise `aclose` alone waits.
+        `shows_errors`: the client is the program's own user, and is told its last words on stderr."""
         if os.name != "posix":
             raise Misuse("Servers over stdio need a POSIX system; on Windows, use WSL or a server over HTTP")
         self.program = program
@@ -162,6 +164,7 @@ class Children:
         """For records that the program causes."""
         self.numbers = numbers or UpstreamNumbers()
         self.lanes_wait = lanes_wait
+        self.shows_errors = shows_errors
         self.on_restart: list[Callable[[], None]] = []
         """Called before the processes are ended by `restart`."""
         self._reaper = reaper

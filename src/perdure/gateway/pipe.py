@@ -232,7 +232,7 @@ class PipeLane:
             raise UpstreamUnavailable(Reason.NO_HANDSHAKE, sentence) from None
         except _Ended:
             sentence = f"{server} did not make its handshake: {child.how}."
-            if errors := child.last_errors:
+            if self._children.shows_errors and (errors := child.last_errors):
                 sentence += f" It wrote: {errors[-1]:.{MAX_QUOTED}}"
             raise UpstreamUnavailable(Reason.DIED, sentence) from None
         if failed:
