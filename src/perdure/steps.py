@@ -19,6 +19,7 @@ import typing
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack, overload
 from weakref import WeakKeyDictionary
 
@@ -339,8 +340,14 @@ class _Values:
             return cls(_adapter(fn, fn))
         if "return" not in getattr(hinted, "__annotations__", {}):
             return _PLAIN
+        # Not all hints: the types of arguments may be imported under `TYPE_CHECKING`.
+        alone = SimpleNamespace(
+            __annotations__={"return": hinted.__annotations__["return"]},
+            __globals__=getattr(inspect.unwrap(hinted), "__globals__", {}),
+            __type_params__=getattr(hinted, "__type_params__", ()),
+        )
         try:
-            annotation = typing.get_type_hints(hinted, include_extras=True)["return"]
+            annotation = typing.get_type_hints(alone, include_extras=True)["return"]
         except Exception as failure:
             raise Misuse(
                 f"the return annotation of {_name(fn)} cannot be read: {failure!r}; import its names at run time"

@@ -129,6 +129,10 @@ def no_ratios() -> list[Ratio]:
     return [Ratio(of=math.nan)]
 
 
+def hidden_argument(price: HiddenPrice = None) -> datetime.date:  # type: ignore[name-defined]  # noqa: F821
+    return datetime.date(2026, 1, 1)
+
+
 def nothing() -> None:
     return None
 
@@ -143,7 +147,7 @@ async def test_values_are_the_same_in_both_runs(tmp_path: Path) -> None:
     async def body() -> list[Any]:
         return [
             await outcome_of(perdure.step(fn.__name__, fn))
-            for fn in (untyped, typed, nothing, not_a_number, largest, no_ratios)
+            for fn in (untyped, typed, nothing, not_a_number, largest, no_ratios, hidden_argument)
         ]
 
     first, second = await in_each_run(body, tmp_path / "log.db")
@@ -154,6 +158,7 @@ async def test_values_are_the_same_in_both_runs(tmp_path: Path) -> None:
     assert math.isnan(first[3][1])
     assert len(first[4][1]) == MOST_VALUE - 2
     assert math.isnan(first[5][1][0].of)
+    assert first[6] == (datetime.date, hidden_argument())  # only what it returns matters
 
 
 def tool_error() -> str:
