@@ -106,7 +106,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     await dead_node.store.commit([PutReader(record=row)])
     session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
     assert session is not None
-    await remote_readers_of(pair.a.site).look_who_reads(session.streams[position.stream])
+    await remote_readers_of(pair.a.site).read_reader(session.streams[position.stream])
     assert await wire.rest() == []  # overtaken
     pair.a.shop.open("g")
     await until(lambda: pair.a.shop.sent >= 50)
@@ -163,7 +163,7 @@ async def test_a_reader_that_a_dead_node_has_listed_takes_the_place_of_no_other_
     name = reader_name(dead_node.node, 1, 1.0, only_listed=True)
     row = ReaderRecord(stream=position.stream, reader=name, node=dead_node.node, seq=1)
     await dead_node.store.commit([PutReader(record=row)])
-    await remote_readers_of(pair.a.site).look_who_reads(session.streams[position.stream])
+    await remote_readers_of(pair.a.site).read_reader(session.streams[position.stream])
     pair.a.shop.open("g/1")
     assert text_of((await wire.rest())[-1]) == "counted to 2"
     await dead_node.die()
@@ -182,7 +182,7 @@ async def test_a_reader_whose_row_was_taken_by_one_that_has_left_is_ended_so_tha
     await until_row(pair, stream.id, (b, False))
     late = ReaderRecord(stream=stream.id, reader=reader_name(a, 1, 1.0, only_listed=True), node=a, seq=0)
     await session.context.journal.write(PutReader(record=late))
-    await remote_readers_of(pair.a.site).look_who_reads(stream)
+    await remote_readers_of(pair.a.site).read_reader(stream)
     assert await there.rest() == []
     await at_b.get()
     await until_row(pair, stream.id, (b, False))

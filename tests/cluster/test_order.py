@@ -244,7 +244,7 @@ async def test_what_a_call_said_at_another_node_comes_before_what_the_next_one_s
 
     async def later(self: Watcher) -> None: ...
 
-    monkeypatch.setattr(Watcher, "_look_at_homes", later)
+    monkeypatch.setattr(Watcher, "_take_homes", later)
     at_a, at_b = await pair.join()
     if not known:
         monkeypatch.setattr(life_of(pair.a.site).context.nodes, "alone", True)

@@ -432,7 +432,7 @@ async def test_a_wait_ends_when_the_call_ends_at_whatever_node(
     shop: ToolServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the hint of the node that runs the call: nothing is read again in time."""
-    monkeypatch.setattr("perdure.sessions.context.LOOK_AGAIN", 3_600.0)
+    monkeypatch.setattr("perdure.sessions.context.READ_AGAIN", 3_600.0)
     opened: Callable[[], Store] = new_stores(kind, tmp_path)
     async with AsyncExitStack() as stack:
         shops = (shop, ToolServer())

@@ -57,7 +57,7 @@ async def test_requests_with_equal_keys_are_one_call_and_each_has_its_answer(sho
 async def test_a_joined_request_shows_progress_and_resumes(
     shop: ToolServer, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.sessions.context.LOOK_AGAIN", 0.02)
+    monkeypatch.setattr("perdure.sessions.context.READ_AGAIN", 0.02)
     peer, other = await site.join(), await site.join()
     count = {"n": 3, "gate": "g", "pauses": [2], "token": "t"}
     first = await begun(peer, "count", **count)

@@ -120,7 +120,7 @@ async def test_a_list_that_fails_leaves_the_one_that_is_known(monkeypatch: pytes
     async with catalog(shop.server) as tools:
         assert await look(tools, "bread") is not None
         shop.fails = True
-        monkeypatch.setattr(own_requests, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(own_requests, "READ_AGAIN_SECONDS", 0.0)
         assert await look(tools, "cake") is None
         assert shop.listed == 2
         assert await look(tools, "bread") is not None
@@ -145,7 +145,7 @@ async def test_a_list_that_never_comes_is_given_up_and_read_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(own_requests, "READ_SECONDS", 0.05)
-    monkeypatch.setattr(own_requests, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(own_requests, "READ_AGAIN_SECONDS", 0.0)
     shop = Shop(["bread"])
     shop.hangs = True
     async with catalog(shop.server) as tools:
@@ -162,7 +162,7 @@ async def test_names_that_are_made_up_do_not_cause_a_list_each(monkeypatch: pyte
             assert await look(tools, f"made-up-{number}") is None
         assert shop.listed == 1
         shop.pages[0].append("cake")
-        monkeypatch.setattr(own_requests, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(own_requests, "READ_AGAIN_SECONDS", 0.0)
         assert await look(tools, "cake") is not None  # it is new
         assert shop.listed == 2
 

@@ -45,7 +45,7 @@ async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_en
     elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the node of the tool, and at another one: nothing looks again by itself here."""
-    monkeypatch.setattr("perdure.sessions.context.LOOK_AGAIN", 3_600.0)
+    monkeypatch.setattr("perdure.sessions.context.READ_AGAIN", 3_600.0)
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as b, live(**settings) as a:  # one that starts later knows the others at once

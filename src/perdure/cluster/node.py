@@ -53,17 +53,17 @@ class Watcher:
         """The key of the last message that was handled."""
         self._named: set[StreamId] = set()
         self._all = False
-        self._looked: object = None
+        self._read_at: object = None
         """The store's stamp from before everything was last read."""
         self._homeless: dict[StreamId, StreamRecord] = {}
         # What fails is read again in the next round, with everything else.
         failure = "what other nodes wrote could not be read"
 
         def again() -> None:
-            self._looked = None
+            self._read_at = None
 
-        self._streams = OnDemand(self._look_at_streams, name="perdure-look", failure=failure, on_failure=again)
-        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", failure=failure, on_failure=again)
+        self._streams = OnDemand(self._read_streams, name="perdure-look", failure=failure, on_failure=again)
+        self._homes = OnDemand(self._take_homes, name="perdure-homes", failure=failure, on_failure=again)
         failure = "mail waits, it could not be read"
         self._mail = OnDemand(self._handle_mail, name="perdure-mail", failure=failure, on_failure=again)
 
@@ -76,7 +76,7 @@ class Watcher:
             self._homes.want()  # including messages this node forwarded to a dead home
         if self.listening is not None:
             self.listening.go_round(seen)
-        if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
+        if self._context.store.stamp() != self._read_at or self._readers.has_readers_beyond:
             self._all = True
             if seen is None or seen.has_mail:
                 self._mail.want()
@@ -93,19 +93,19 @@ class Watcher:
             self._homes.want()
         self._streams.want()
 
-    async def _look_at_streams(self) -> None:
+    async def _read_streams(self) -> None:
         everything, self._all = self._all, False
         named, self._named = self._named, set()
         stamp = self._context.store.stamp()
         unknown = not all(map(self._readers.follows, named))  # something was forwarded to a stream that is written here
-        found = await self._readers.look(named, everything=everything)
+        found = await self._readers.read_ends(named, everything=everything)
         self._homeless |= {record.id: record for record in found}
         if unknown or found:
             self._homes.want()
         if everything:
-            self._looked = stamp
+            self._read_at = stamp
 
-    async def _look_at_homes(self) -> None:
+    async def _take_homes(self) -> None:
         """Become the home of sessions whose standalone stream is read here and has no writer, and of those with
         messages that were forwarded to this node or to a dead node; append these."""
         homeless, self._homeless = self._homeless, {}
@@ -168,7 +168,7 @@ class Watcher:
                     record = await stream_by_id(self._context.store, stream.id)
                     if record is not None:
                         stream.follow(record)  # another node may have become the home
-                await self._readers.look_who_reads(stream)
+                await self._readers.read_reader(stream)
             case mail.Missed() if held is not None and held.is_connected:
                 held.context.put(*mail_to([message.node], mail.Here(session=held.id)))
             case mail.Lost() if held is not None and held.standalone.readers.reader is not None:

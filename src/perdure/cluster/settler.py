@@ -235,7 +235,7 @@ _BROKE = "its connection broke"
 _RUNS = {Verdict.RERUN: "rerun", Verdict.FOLLOW: "followed", Verdict.BEGIN: "begun"}
 """Verdicts by which a call runs, and how that is reported in its span."""
 
-_LOOK_AGAIN = 30.0
+_SEARCH_AGAIN = 30.0
 """Seconds after which a node searches for calls whose end the store has lost, also where nothing indicated a loss. It
 is one query, and a client waits that long for such a call."""
 
@@ -269,7 +269,7 @@ class Settler:
         self.is_leaving = False
         """This process stops: it takes no call over that stands still at another node."""
         self._doubts = 0
-        self._looked_for_lost = context.hub.monotonic()
+        self._searched_for_lost = context.hub.monotonic()
 
     async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool) -> bool:
         """Settle a dead node and bury it, unless it has beaten since: then it is back, and keeps what was not claimed
@@ -356,7 +356,7 @@ class Settler:
         their answers. Looked for where there was a sign of a loss, and now and then, because an idle node sees none."""
         context, journal, now = self._context, self._context.journal, self._context.hub.monotonic()
         doubts = journal.doubts
-        if journal.is_degraded or (doubts == self._doubts and now < self._looked_for_lost + _LOOK_AGAIN):
+        if journal.is_degraded or (doubts == self._doubts and now < self._searched_for_lost + _SEARCH_AGAIN):
             return
         await self._repair_own()
         by = SettleRequest(occasion=Occasion.STORE_BEHIND, tools=ToolHints(self._context))
@@ -370,7 +370,7 @@ class Settler:
                     rows = await context.store.calls(record.session, stream=record.id)
                     if any(row.state is CallState.RUNNING for row in rows):  # others wait for their principal
                         await self._settle(record, by)
-        self._doubts, self._looked_for_lost = doubts, now
+        self._doubts, self._searched_for_lost = doubts, now
 
     async def _repair_own(self) -> None:
         """Let streams that are written here, and that the store has lost all or the end of, not wait for their next
@@ -735,7 +735,7 @@ class Settler:
 
     async def _is_withdrawn_with(self, ask: AskRecord, owner: SessionRecord, stream: Stream) -> bool:
         """Whether a question of a dead node is withdrawn when a stream is settled. That of another call's tool is
-        withdrawn with its call, after an answer to it was looked for."""
+        withdrawn with its call, after an answer to it was searched."""
         if ask.call == stream.id:
             return True
         if ask.stream not in (stream.id, owner.standalone):

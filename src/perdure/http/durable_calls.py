@@ -61,7 +61,7 @@ FIRST_SIGN = 1.0
 request has arrived."""
 
 MAX_RESPONSES = 100
-"""Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
+"""Answers that one request may bring: each may be searched in the store. As many as a batch may have messages; a call
 that asks for more at once is answered with several requests."""
 
 REQUIRED_AFTER = 0.25
@@ -279,7 +279,7 @@ class DurableCallHandler:
         header = request.http.headers.get(MCP_NAME_HEADER)
         if header is not None and decode_header_value(header) != task_id:
             raise HttpRefusal(Refusal.NAME_MISMATCH, message=f"{MCP_NAME_HEADER} header does not match params.taskId")
-        found = await self._calls.look(task_id, request.owner)
+        found = await self._calls.find_with_facts(task_id, request.owner)
         if found is None:
             await self._refuse_given_up(task_id, request.owner)
         if found is None or not found[0].is_task:
@@ -663,7 +663,7 @@ class DurableCallHandler:
                         return await self._by_id.outcome(found, self._tools.server_info)
                     if is_waiting(found.row):
                         await self._access.resume(found.record.id, request.http)
-                    said, age = await self._by_id.said(found), clock() - found.stream.opened
+                    said, age = await self._by_id.progress(found), clock() - found.stream.opened
                     asks = {name: ask for name, ask in said.asks.items() if name not in answered}
                     if asks and found.is_durable_call and client.takes_asks:
                         return encode(self._round(WAIT_PREFIX + found.record.id, asks))

@@ -232,7 +232,7 @@ class PostHandler:
         if requests:
             http.scope[REQUEST_ID] = requests[0].id
             # Also if no other node is known yet: a new one may have begun and answered a call meanwhile.
-            await session.home.come_first(ORDER_SECONDS, looks=seen is None)
+            await session.home.come_first(ORDER_SECONDS, reads=seen is None)
         if len(requests) < len(messages):
             notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
         # A cancellation and the answer to an ask are always taken, because they end work.
@@ -278,7 +278,7 @@ class PostHandler:
         async with keyed.one_at_a_time(keyed.names(owner, key)[1]):
             for _ in range(BEGIN_MOST):
                 try:
-                    found = await keyed.look(self._context, owner, request.method, request.params or {})
+                    found = await keyed.find(self._context, owner, request.method, request.params or {})
                     if found.is_taken:
                         self._context.counters.calls_joined += 1
                         if found.waits_in is not None:

@@ -200,9 +200,9 @@ class Hub:
         while True:
             settings = self._settings
             await asyncio.sleep(min(settings.keepalive_interval, settings.stream_timeout, self.heartbeat) / 4)
-            self._look_at_all()
+            self._watch_all()
 
-    def _look_at_all(self) -> None:
+    def _watch_all(self) -> None:
         # On its own, or `watch` would hold on to the last one while it sleeps.
         now, settings = self.monotonic(), self._settings
         silent_since = self.clock() - self.heartbeat

@@ -65,7 +65,7 @@ class Connection(Protocol):
 BATCH = 256
 """Events that are read and written together, within `READ_BYTES`, as the store reads them: nothing is read twice."""
 
-_LOOK_BACK = BATCH
+_SEARCHED = BATCH
 """Events in which the highest progress is searched, behind a silence: what follows it are questions, which are few, or
 log messages."""
 
@@ -367,9 +367,9 @@ class Reader:
     async def _listen(self, seq: int) -> heartbeats.Hearing:
         """Read the progress before an event, as far as that is not long ago."""
         stream = self.stream
-        events = await stream.read(after=max(0, seq - 1 - _LOOK_BACK), limit=_LOOK_BACK)
+        events = await stream.read(after=max(0, seq - 1 - _SEARCHED), limit=_SEARCHED)
         before = [(event.time, event.payload) for event in events if event.seq < seq]
-        first = before[0][0] if seq - 1 > _LOOK_BACK and before else stream.opened
+        first = before[0][0] if seq - 1 > _SEARCHED and before else stream.opened
         hearing = heartbeats.Hearing(opened=stream.opened, silence=self._hub.heartbeat, time=first)
         hearing.hear(before)
         return hearing

@@ -55,11 +55,11 @@ class RemoteReaders:
         self._grown: dict[NodeId, set[StreamId]] = {}
         self._unsure: dict[StreamId, Stream] = {}
         """Streams of which the store has to say who reads them."""
-        self._look_up = OnDemand(self._look_up_readers, name="perdure-readers", failure=_UNSEEN)
+        self._reads = OnDemand(self._read_readers, name="perdure-readers", failure=_UNSEEN)
         self._chores = Chores()
 
     async def aclose(self) -> None:
-        await self._look_up.aclose()
+        await self._reads.aclose()
 
     @property
     def has_readers_beyond(self) -> bool:
@@ -91,18 +91,18 @@ class RemoteReaders:
             self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
             self.list_here(entry.reader)
         else:
-            self._want_look_up(stream)
+            self._want_reader(stream)
 
-    def _want_look_up(self, stream: Stream) -> None:
+    def _want_reader(self, stream: Stream) -> None:
         self._unsure[stream.id] = stream
-        self._look_up.want()
+        self._reads.want()
 
-    async def _look_up_readers(self) -> None:
+    async def _read_readers(self) -> None:
         while self._unsure:
             with self._chores.surviving(_UNSEEN):  # a failure does not stop the others
-                await self.look_who_reads(self._unsure.pop(next(iter(self._unsure))))
+                await self.read_reader(self._unsure.pop(next(iter(self._unsure))))
 
-    async def look_who_reads(self, stream: Stream) -> None:
+    async def read_reader(self, stream: Stream) -> None:
         """Read from the store which reader is on a stream."""
         row = await reader_of(self._store, stream.id)
         if stream.writer is None:
@@ -202,7 +202,7 @@ class RemoteReaders:
 
     # Reading the store
 
-    async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
+    async def read_ends(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
         """Read the ends of streams that are read here and written elsewhere, or the reverse: the named ones, or all.
         Returns the standalone streams that are read here and have no writer any more."""
         holders = await self._nodes.holders() if everything and self.has_readers_beyond else ()
@@ -220,7 +220,7 @@ class RemoteReaders:
             with self._chores.surviving("a stream could not be followed", record.id):
                 stream = entry.reader.stream
                 before = stream.node
-                kept = await self._look_for_loss(stream, record)
+                kept = await self._find_loss(stream, record)
                 with entry.reader.taking(events or (), after=after[record.id]):
                     stream.follow(record, kept=kept)
                 if not record.node and record.kind is Kind.STANDALONE:
@@ -229,7 +229,7 @@ class RemoteReaders:
                     # The new writer may have read before this node's reader row existed, and a reader that overtook
                     # this node's notified the old one.
                     self._put(*self._reading(record.node, stream))
-                    self._want_look_up(stream)
+                    self._want_reader(stream)
         for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
             # A reader rests beyond the end of a stream while its writer holds the events that follow. Once these are
             # written, it continues; events that are missing then are lost: the reader is ended, and its client learns
@@ -244,10 +244,10 @@ class RemoteReaders:
             # Mail reports readers that join or leave; hints report progress, which matters once a writer waits for it.
             elif stream.id in named or (everything and stream.readers.waiting):
                 with self._chores.surviving(_UNSEEN, stream.id):
-                    await self.look_who_reads(stream)
+                    await self.read_reader(stream)
         return homeless
 
-    async def _look_for_loss(self, stream: Stream, record: StreamRecord) -> int | None:
+    async def _find_loss(self, stream: Stream, record: StreamRecord) -> int | None:
         """Return where another writer continued, if it did not continue after all events that were read here: the store
         may have lost the last ones, or the claim under which they were written. (If the record is older than this
         node's knowledge, the reader is ended without need, and its client reconnects.)"""

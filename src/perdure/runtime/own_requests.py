@@ -118,7 +118,7 @@ elsewhere, and short for a user. After that the tool is served as one without a 
 READ_SECONDS = 60.0
 """Seconds that reading a list may take, before it is given up and read again. As long as a list counts."""
 
-LOOK_AGAIN_SECONDS = 1.0
+READ_AGAIN_SECONDS = 1.0
 """The age at which a list without the tool is read again, because the tool may be new. Callers that make up names cause
 no more reads than this."""
 
@@ -181,7 +181,7 @@ class ToolCatalog:
         """Read a list again that is old. What is not known is waited for, for some time."""
         now = asyncio.get_running_loop().time()
         age = now - listed.since
-        if listed.reading is None and age >= (KEEP_SECONDS if is_known else LOOK_AGAIN_SECONDS):
+        if listed.reading is None and age >= (KEEP_SECONDS if is_known else READ_AGAIN_SECONDS):
             age, listed.since = 0.0, now
             listed.reading = asyncio.create_task(self._read(listed, client, origin), name="perdure-tools")
         if not is_known and listed.reading is not None:

@@ -69,7 +69,7 @@ async def find_answered(store: Store, owner: str, wanted: object) -> KnownCall |
 
 
 async def _find_in_session(store: Store, owner: str, wanted: object) -> KnownCall | None:
-    """The same, whether it was answered early or not."""
+    """A session's call of the owner's own, whether it was answered early or not."""
     named = parse_stream_id(wanted)
     stream = None if named is None else await stream_by_id(store, named)
     if stream is None or stream.kind is not Kind.CALL:
@@ -161,7 +161,7 @@ class CallsById:
 
     # Describing
 
-    async def said(self, call: KnownCall) -> CallProgress:
+    async def progress(self, call: KnownCall) -> CallProgress:
         store, stream = self._context.store, call.stream
         progress = await last_progress(store, stream)
         asks = [ask for ask in await store.asks(stream.session) if _is_of(call, ask)]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perdure.sessions.session_tasks import SessionTasks
 
 
-LOOK_AGAIN = 2.0
+READ_AGAIN = 2.0
 """Seconds after which a request that waits for a call reads the store again: for its progress, and in case it missed a
 hint."""
 
@@ -50,7 +50,7 @@ class CallWatch:
         left = self._until - asyncio.get_running_loop().time()
         if left > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                async with asyncio.timeout(min(left, READ_AGAIN)):
                     await self.changed.wait()
             self.changed.clear()
         return left > 0

@@ -244,7 +244,7 @@ class DurableCalls:
         record = None if session_id is None else await self._context.store.session(session_id)
         return record if record is not None and record.kind is RecordKind.KEY and record.owner == owner else None
 
-    async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
+    async def find_with_facts(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
         """A caller's own call and its state, with one query at most."""
         if (session_id := parse_session_id(text)) is None:
             return None

@@ -53,7 +53,7 @@ class EarlyAnswers:
         return self.at_call(client_of(record.client_params), for_host=True)
 
     def at_call(self, client: CallClient, *, for_host: bool) -> float | None:
-        """The same for a client of 2026-07-28."""
+        """After how many seconds a client is answered early at a call, if it is (`texts.time_at_call`)."""
         return texts.time_at_call(self._rules, client, for_host=for_host)
 
     def keeps(self, record: SessionRecord) -> bool:
@@ -183,7 +183,7 @@ class EarlyAnswers:
                     if last is None:
                         waits.put(found.stream.id, call)
                         link.asks.repeat(link.asks.of(found.stream.id))
-                    said = await calls.said(found)
+                    said = await calls.progress(found)
                     if said.progress is not None and (last is None or said.progress != last[1].progress):
                         link.show_progress(call, said.progress)
                     last = found, said

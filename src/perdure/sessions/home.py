@@ -31,7 +31,7 @@ from perdure.store.steps import Forward, Step
 from perdure.telemetry.log_records import log_event
 
 _FORWARD_AGAIN = 0.2
-"""Seconds until the home is looked for again while the store fails."""
+"""Seconds until the home is searched again while the store fails."""
 
 TAKE_PATIENCE = 2.0
 """Seconds for which a request that moves the home waits for a home that holds what is not written. Most locks on a file
@@ -130,7 +130,7 @@ class Outbox:
         del self._taken[0]
         if self._stream.node:
             self._context.store.hint(self._stream.node, [self._stream.id])
-        self._look_settled()
+        self._note_settled()
         self._on_room()
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
@@ -145,10 +145,10 @@ class Outbox:
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         self.returned += self._taken.pop(0).messages
         self.refusal = self.refusal or reason
-        self._look_settled()
+        self._note_settled()
         self._on_room()
 
-    def _look_settled(self) -> None:
+    def _note_settled(self) -> None:
         if self._settled is not None and self.is_settled:
             self._settled.set()
 
@@ -179,7 +179,7 @@ class Home(StreamOwner):
     """The events of forwarded messages, as far as they may not be written yet."""
     _room: asyncio.Event | None = None
     _ordered: object = None
-    """The store's stamp from before forwarded messages were last looked for."""
+    """The store's stamp from before forwarded messages were last read."""
 
     def __post_init__(self, record: StreamRecord, is_new: bool) -> None:
         context = self._context
@@ -259,7 +259,7 @@ class Home(StreamOwner):
                     if self._outbox is not None:
                         await self._outbox.settled()
                         self._outgoing[:0] = self._outbox.take_back()
-                    here = await self._look_home()
+                    here = await self._claim_home()
                     if here and not await self._draw():
                         continue
                     outgoing, self._outgoing = self._outgoing, []
@@ -304,12 +304,12 @@ class Home(StreamOwner):
     async def claim(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
         """Become the home of the session, if it has no live home; with `take`, in any case. Returns whether this node
         is the home. `seen`: the standalone stream, where it was read just now."""
-        found = await self._look_home(take=take, seen=seen)
+        found = await self._claim_home(take=take, seen=seen)
         if self._has_work:
             self._begin()
         return found
 
-    async def _look_home(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
+    async def _claim_home(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
         """Claim the standalone stream, unless it is claimed. Returns `False` if a live node is the home, and keeps
         it."""
         if self.is_here:
@@ -317,8 +317,8 @@ class Home(StreamOwner):
         context, standalone = self._context, self.standalone
         self._homing = self._homing or asyncio.Lock()
         async with self._homing:
-            while not self.is_here:  # looked at again where another node was faster
-                record, seen = seen or await look_at(context, standalone), None
+            while not self.is_here:  # read again where another node was faster
+                record, seen = seen or await read_record(context, standalone), None
                 if record is None or self._has_ended:
                     raise SessionEnded
                 elsewhere = record.node not in ("", context.node)
@@ -363,17 +363,17 @@ class Home(StreamOwner):
             self._begin()
             await self.forwarded()
 
-    async def come_first(self, seconds: float, *, looks: bool) -> None:
+    async def come_first(self, seconds: float, *, reads: bool) -> None:
         """Append what other nodes forwarded before this moment, if this is the home: a call that begins now speaks
         after calls that have ended. It does not wait while the store fails, nor for longer than `seconds`. Where the
         stamp does not show whether others have written (PostgreSQL), the commit of the call does (`StaleRecord`), and
-        then `looks` is set."""
+        then `reads` is set."""
         if self.standalone.writer is None:
             return
         store = self._context.store
         if (stamp := store.stamp()) == self._ordered:
             return
-        if looks or any(store.stamp() == store.stamp() for _ in range(3)):
+        if reads or any(store.stamp() == store.stamp() for _ in range(3)):
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self.caught_up()
@@ -444,14 +444,14 @@ class NoHome(StreamOwner):
 
     async def take(self) -> None: ...
 
-    async def come_first(self, seconds: float, *, looks: bool) -> None: ...
+    async def come_first(self, seconds: float, *, reads: bool) -> None: ...
 
     async def caught_up(self) -> None: ...
 
     async def forwarded(self) -> None: ...
 
 
-async def look_at(context: ServerContext, stream: Stream) -> StreamRecord | None:
+async def read_record(context: ServerContext, stream: Stream) -> StreamRecord | None:
     """Read a stream's record, and follow what another node has written."""
     record = await stream_by_id(context.store, stream.id)
     if record is not None:

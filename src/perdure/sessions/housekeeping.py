@@ -28,7 +28,7 @@ _EXPIRE_AT_ONCE = 1_000
 (`_core.retention.MAX_ENDED`)."""
 
 _TEND_AT_ONCE = 100
-"""Sessions looked after before other tasks get their turn."""
+"""Sessions that are tended before other tasks get their turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,22 +45,22 @@ class Housekeeping:
         shortest = min(settings.runtime_idle, settings.session_grace, settings.replay_window, settings.cleanup_interval)
         while True:
             await asyncio.sleep(max(_TEND_LEAST, min(_TEND_MOST, shortest / 2)))
-            await self._look_after_all()
+            await self._tend_all()
 
-    async def _look_after_all(self) -> None:
+    async def _tend_all(self) -> None:
         # On its own, or `tend` would hold on to the last session while it sleeps.
         healthy = not self._context.journal.is_degraded
         for place, session in enumerate(self._sessions):
             with self._chores.surviving("a session could not be looked after", session.id):
-                await self._look_after(session)
+                await self._tend_session(session)
             if place % _TEND_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._times_are_written = healthy
         self._sessions.forget_ended()
 
-    async def _look_after(self, session: Session) -> None:
+    async def _tend_session(self, session: Session) -> None:
         if session.state is SessionState.ENDED:
-            return  # while another one was looked after
+            return  # while another one was tended
         settings, now = self._context.settings, self._context.clock()
         away = 0.0 if session.is_connected else now - session.seen
         if session.state is SessionState.OPENING:

@@ -123,7 +123,7 @@ class KeyedCalls:
     def is_running(self, stream: StreamId) -> bool:
         return stream in self._running
 
-    async def look(self, context: ServerContext, owner: str, method: str, params: Mapping[str, Any]) -> CallKey:
+    async def find(self, context: ServerContext, owner: str, method: str, params: Mapping[str, Any]) -> CallKey:
         """Look whether the call of a request's key exists. Raises `KeyTaken`, `AnswerGone` and `StoreError`."""
         record_id, stream_id = self.names(owner, str(key_in(params)))
         key = CallKey(record=record_id, stream=stream_id, digest=call_digest(method, params))

@@ -59,7 +59,7 @@ SLOW = 1.0
 """Seconds that the store may take to say which calls are unread: longer, and it keeps clients from resuming as well."""
 
 
-class _Given(NamedTuple):
+class _TimeToResume(NamedTuple):
     """Time that a client has to resume its calls."""
 
     since: int
@@ -79,7 +79,7 @@ class Orphans:
     _link: RuntimeLink
     _visits: Visits
     """Written here."""
-    _given: tuple[_Given, ...] = ()
+    _given: tuple[_TimeToResume, ...] = ()
     """The oldest first; all are given equally long, so it ends first."""
     _tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -135,7 +135,7 @@ class Orphans:
             last.timer.cancel()
             self._given, came = tuple(rest), came or last.came
         timer = asyncio.get_running_loop().call_later(self._seconds, self._time_has_passed)
-        self._given += (_Given(self._context.hub.arrive(), came, timer),)
+        self._given += (_TimeToResume(self._context.hub.arrive(), came, timer),)
 
     def _time_has_passed(self) -> None:
         given, *rest = self._given

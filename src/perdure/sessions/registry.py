@@ -41,7 +41,7 @@ _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may take the room first."""
 
 
-class _Seen(NamedTuple):
+class _LoadedAt(NamedTuple):
     """A session as it was read, if it was there, and the moment of that."""
 
     stamp: Stamp
@@ -178,7 +178,7 @@ class SessionRegistry(StreamOwner):
             seen = None
             if held is None:
                 # Before anything is loaded: a stranger causes no more work than a caller that names no session.
-                seen = _Seen(self._context.stamp(), await self._context.store.load(session_id))
+                seen = _LoadedAt(self._context.stamp(), await self._context.store.load(session_id))
                 if seen.loaded is None or not _is_session_of(owner, seen.loaded.record):
                     return None
             session = await self.load(session_id, seen)
@@ -193,7 +193,7 @@ class SessionRegistry(StreamOwner):
             return None
         return session
 
-    async def load(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
+    async def load(self, session_id: SessionId, seen: _LoadedAt | None = None) -> Session | None:
         """The session as the store has it at this moment, or as it was `seen` just now. A caller that awaits anything
         before it has made the session busy keeps it with `Session.in_use`: until then it may be put to rest."""
         while True:
@@ -232,7 +232,7 @@ class SessionRegistry(StreamOwner):
             if session.is_durable_call:
                 self.let_go(session)
 
-    async def _read(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
+    async def _read(self, session_id: SessionId, seen: _LoadedAt | None = None) -> Session | None:
         store = self._context.store
         stamp = self._context.stamp()
         complete = not self._context.journal.is_degraded  # nothing is held that reading would miss
@@ -242,7 +242,7 @@ class SessionRegistry(StreamOwner):
         if session is not None:
             record = await store.session(session_id)
         else:
-            stamp, loaded = seen or _Seen(stamp, await store.load(session_id))
+            stamp, loaded = seen or _LoadedAt(stamp, await store.load(session_id))
             record = None if loaded is None else loaded.record
         if session_id in self._ending:
             return None

@@ -14,7 +14,7 @@ from perdure.log.reader import BATCH
 from perdure.log.reader import Connection as Connection
 from perdure.log.reader import Reader as Reader
 from perdure.log.stream import Stream as Stream
-from perdure.sessions.home import look_at
+from perdure.sessions.home import read_record
 from perdure.sessions.session import Session
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import Event, Followed
@@ -41,7 +41,7 @@ class Start(NamedTuple):
     """The first events after the cursor."""
 
 
-class Found(NamedTuple):
+class FoundStream(NamedTuple):
     """A stream, and what was read of it and its session on the way to it; nothing, if it is in memory."""
 
     stream: Stream
@@ -61,13 +61,13 @@ class Resume:
 
     # The stream
 
-    async def find(self) -> Found | None:
+    async def find(self) -> FoundStream | None:
         """The stream that the position names, with its next events where they were read on the way; the standalone
         stream without a position. The caller keeps it (`Stream.pinned`) in the same turn of the loop, until its
         reader is attached. Raises `ReplayOff`, and `HeldElsewhere` where another node may hold it."""
         position = self._position
         if position is None or position.kind is Kind.STANDALONE:
-            return Found(self._session.standalone, None)
+            return FoundStream(self._session.standalone, None)
         if not self._replays:
             raise ReplayOff
         found = await self._find_call(position.stream, position.seq)
@@ -76,7 +76,7 @@ class Resume:
             found = await self._find_call(position.stream, position.seq)  # written before nothing was held
         return found
 
-    async def _find_call(self, stream_id: StreamId, after: int) -> Found | None:
+    async def _find_call(self, stream_id: StreamId, after: int) -> FoundStream | None:
         session = self._session
         stream = session.streams.get(stream_id)
         if stream is not None and stream.writing is not WritingState.LOST:
@@ -84,11 +84,11 @@ class Resume:
             # for its principal, and the node that the principal came to has claimed the stream since, without a word.
             runs = any(call.stream is stream for call in session.link.calls.all_running())
             if stream.writer is None or stream.is_over or runs:
-                return Found(stream, None)
+                return FoundStream(stream, None)
         read = (await self._context.store.follow({stream_id: after}, limit=BATCH)).get(stream_id)
         if read is None or read.record.session != session.record.id or read.record.kind is not Kind.CALL:
             return None
-        return Found(session.call_streams.follow(read.record), read)
+        return FoundStream(session.call_streams.follow(read.record), read)
 
     def log_unknown(self) -> None:
         """Count and log a position that names no stream of its session."""
@@ -103,14 +103,14 @@ class Resume:
 
     # The place
 
-    async def start(self, found: Found) -> Start:
+    async def start(self, found: FoundStream) -> Start:
         """Decide where the reader begins, with the first events after it: they are read before the response begins, so
         that its status says when the store fails. Raises `NothingMore`."""
         stream, read = found
         start = await self._place(stream, is_read=read is not None)
         if not self._context.nodes.alone and stream.writer is not None:
             # A reader at another node, of which this one may not know yet, is overtaken with the rest.
-            await self._context.hub.registry.look_who_reads(stream)
+            await self._context.hub.registry.read_reader(stream)
         is_next = self._position is not None and start.cursor == self._position.seq
         ahead = read.events if read is not None and is_next else None
         stream.readers.advance(start.cursor)  # the client has it; or it learns now that it is gone
@@ -124,7 +124,7 @@ class Resume:
             return start._replace(cursor=stream.readers.delivered, ahead=())
         return start._replace(ahead=ahead)
 
-    def begin(self, found: Found, start: Start) -> None:
+    def begin(self, found: FoundStream, start: Start) -> None:
         """The reader is about to be attached: count it, and let orphaned calls be shown on the standalone stream."""
         session = self._session
         if found.stream is session.standalone:
@@ -141,7 +141,7 @@ class Resume:
         if position is None and not self._text:
             if not self._context.nodes.alone:
                 with contextlib.suppress(StoreUnavailable):
-                    record = await look_at(self._context, stream)
+                    record = await read_record(self._context, stream)
                     if record is not None and record.generation == stream.generation:
                         stream.readers.advance(record.delivered)
             return Start(stream.readers.delivered, named=False)
@@ -204,7 +204,7 @@ class Resume:
     async def _catch_up(self, stream: Stream) -> None:
         """Read how far a stream has grown that another node writes."""
         if stream.writer is None and not stream.is_over:
-            await look_at(self._context, stream)
+            await read_record(self._context, stream)
 
     async def _is_taken(self, stream: Stream) -> bool:
         """Whether another node has claimed a stream since this one last read its record: this one may have stood still,

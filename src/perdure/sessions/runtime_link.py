@@ -38,7 +38,7 @@ from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.runtime.base import CallEnded, Flow, Runtime
 from perdure.sessions.context import ServerContext
-from perdure.sessions.home import Home, NoHome, look_at
+from perdure.sessions.home import Home, NoHome, read_record
 from perdure.sessions.ledger import (
     Call,
     Calls,
@@ -495,19 +495,18 @@ class RuntimeLink:
             return  # a sticky request that was repeated
         if may_run_again is None:
             may_run_again = found.upstream.may_run_again  # as the process knew that began the call
-        row, is_asked = (
-            settling.VERDICTS[Occasion.UPSTREAM_DIED],
-            any(ask.call is found for ask in self.asks.open.values()),
-        )
+        progressed = 0 if found.steps is None else found.steps.course.progressed
+        if any(ask.call is found for ask in self.asks.open.values()):
+            progressed = found.attempt  # it waited for its client
         may = settling.rerun(
             found.request.method,
             attempt=found.attempt,
             occasion=Occasion.UPSTREAM_DIED,
             kept=UpstreamCall(may_run_again=may_run_again),
-            progressed=found.attempt if is_asked else found.steps.course.progressed if found.steps is not None else 0,
+            progressed=progressed,
             claims=found.stream.generation,
         )
-        if found.state is CallState.RUNNING and row[may] is Verdict.RERUN:
+        if found.state is CallState.RUNNING and settling.VERDICTS[Occasion.UPSTREAM_DIED][may] is Verdict.RERUN:
             self.context.task_context.run(start, self._run_again(found, why))
             return
         self.calls.runtime_done(call)
@@ -601,7 +600,7 @@ class RuntimeLink:
             self.keeper.update(upstream=state)
 
     async def take_home(self) -> None:
-        await self._look_home()
+        await self._notice_home()
         if not self.home.is_here:
             await self.home.take()
             if (stored := await self.context.store.session(self.keeper.record.id)) is not None:
@@ -609,20 +608,20 @@ class RuntimeLink:
 
     async def keep_as_home(self, state: bytes) -> bool:
         keeper = self.keeper
-        await self._look_home()
+        await self._notice_home()
         if self.home.is_here and keeper.record.state is not SessionState.ENDED:
             step = keeper.change(ChangeSession(session=keeper.record.id, upstream=state))
             try:
                 await self.context.journal.write(step)
             finally:
                 keeper.on_written(step)
-            await self._look_home()  # a node that became the home before this was written has not seen it
+            await self._notice_home()  # a node that became the home before this was written has not seen it
         return self.home.is_here
 
-    async def _look_home(self) -> None:
+    async def _notice_home(self) -> None:
         """Notice that another node has become the home. While the store fails, none can."""
         with contextlib.suppress(StoreError):
-            await look_at(self.context, self.home.standalone)
+            await read_record(self.context, self.home.standalone)
 
     def keep_call(self, call: int, kept: UpstreamCall) -> None:
         found = self.calls.by_number.get(call)
