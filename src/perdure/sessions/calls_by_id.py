@@ -92,8 +92,9 @@ def cancellation(stream: StreamRecord, row: CallRecord, *, by: str) -> mail.Canc
 
 
 async def final_answer(store: Store, stream: StreamRecord) -> Event | None:
-    """The final answer of a call, which is behind the early one."""
-    events = paged(lambda after: store.read(stream.id, after=max(after, stream.answered), limit=1_000))
+    """The final answer of a call that has a stream of its own: the last event, and after the early answer."""
+    start = max(stream.last - 1, stream.answered)
+    events = paged(lambda after: store.read(stream.id, after=max(after, start), limit=1_000))
     finals = [event async for event in events if event.final]
     return finals[-1] if finals else None
 
