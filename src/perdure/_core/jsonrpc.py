@@ -234,7 +234,8 @@ def mapping(found: object) -> Mapping[str, Any]:
 
 def meta_of(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """`_meta` of params or of a result."""
-    return mapping((given or {}).get("_meta"))
+    meta = (given or {}).get("_meta")
+    return meta if isinstance(meta, Mapping) else {}
 
 
 def _read_id(message: JsonObject) -> RequestId:

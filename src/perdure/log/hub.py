@@ -167,7 +167,7 @@ class Hub:
         stream = reader.stream
         if stream.readers.reader is reader:
             stream.readers.reader = None
-            stream.readers.lost_at = self.arrive()
+            stream.readers.lost_at = next(self.arrivals)
             self.marks.left(stream)
             self.registry.on_detached(reader)
             stream.on_reader_left()

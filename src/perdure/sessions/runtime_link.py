@@ -714,7 +714,7 @@ class RuntimeSlot:
     def _load(self) -> Runtime:
         link, record = self._link, self._link.keeper.record
         self._runtime = link.context.runtimes.load(record, link)
-        subscriptions = sticky.subscriptions(record.sticky)
+        subscriptions = sticky.subscriptions(record.sticky) if record.sticky else ()
         self._subscribed = subscriptions if link.home.is_here else ()
         for request in () if link.context.runtimes.repeats_sticky else record.sticky:
             if link.home.is_here or request not in subscriptions:
