@@ -232,6 +232,13 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
     assert settings() == expected
 
 
+def test_the_name_of_a_client_in_a_rule_may_have_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = ("Visual Studio Code=45s", "*=55s")
+    assert settings("--answer-within", rules[0], "--answer-within", rules[1]).answer_within == rules
+    monkeypatch.setenv("PERDURE_ANSWER_WITHIN", ", ".join(rules))
+    assert settings().answer_within == rules
+
+
 # Refusals: one line, status 2
 
 

@@ -63,7 +63,7 @@ _ENV_FILE_HELP = "file with lines of NAME=value: variables for TARGET and for th
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_METAVARS = {"allowed_hosts": "NAME", "tasks": "NAME=HOW"}
+_METAVARS = {"allowed_hosts": "NAME", "tasks": "NAME=HOW", "answer_within": "CLIENT=TIME"}
 
 
 def parsed(read: Callable[[str], object], rule: Rule | None = None) -> Callable[[object], object]:
@@ -88,8 +88,11 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
 
     name = "name"
 
+    def __init__(self, *, takes_spaces: bool = False) -> None:
+        self._apart = "," if takes_spaces else ", "
+
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value or not value.isprintable() or any(mark in value for mark in ", "):
+        if not value or not value.isprintable() or any(mark in value for mark in self._apart):
             self.fail(f"{value!r} is not one name; repeat the option to give several", param, ctx)
         return value
 
@@ -169,7 +172,9 @@ def setting_options() -> Iterator[ServeOption]:
                 shown, more = default, {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
             case "names":
                 flag, metavar = flag.removesuffix("s"), _METAVARS.get(field.name, "ORIGIN")
-                more = {"type": Name(), "multiple": True, "metavar": metavar}
+                # Names of clients have spaces: "Visual Studio Code".
+                name = Name(takes_spaces=field.name == "answer_within")
+                more = {"type": name, "multiple": True, "metavar": metavar}
             case kind:
                 number = NUMBERS[kind]
                 shown, more = number.format(default), {"type": parsed(number.parse, rule), "metavar": number.metavar}
