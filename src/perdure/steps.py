@@ -335,9 +335,9 @@ class _Values:
 
     @classmethod
     def _for(cls, fn: Callable[..., Any]) -> _Values:
-        hinted = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__
         if inspect.isclass(fn):
             return cls(_adapter(fn, fn))
+        hinted = fn if inspect.isroutine(fn) else type(fn).__call__
         if "return" not in getattr(hinted, "__annotations__", {}):
             return _PLAIN
         # Not all hints: the types of arguments may be imported under `TYPE_CHECKING`.
