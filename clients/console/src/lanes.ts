@@ -151,7 +151,7 @@ class Lane {
     const { facts, events, attempt } = stream;
     say(this.name, plain(stream.title) || facts.kind);
     const read = stream.readTo === null ? '' : `read to ${number(stream.readTo)}`;
-    const chips = [attempt > 1 ? `attempt ${attempt}` : '', facts.unread ? 'reader left' : read];
+    const chips = [attempt > 1 ? `attempt ${attempt}` : '', facts.unread ? 'was cut' : read];
     const shown = chips.filter(Boolean);
     if (this.chips.textContent !== shown.join(''))
       replace(this.chips, ...shown.map((text) => h('span', { class: text.startsWith('attempt') ? 'chip warn' : 'chip' }, text)));
