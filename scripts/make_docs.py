@@ -375,7 +375,7 @@ def revisions(_: str) -> str:
     ]
     rows.append([f"{FIRST_SESSIONLESS} and later", *["no sessions"] * 4])
     early = "a tool may close its connection early"
-    return table(("revision", "batches", "priming event and `retry`", early, "tasks in sessions"), rows)
+    return table(("revision", "batches", "priming event", early, "tasks in sessions"), rows)
 
 
 def delivery(_: str) -> str:

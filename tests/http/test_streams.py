@@ -108,7 +108,7 @@ async def test_every_new_stream_of_the_newest_revision_is_primed(shop: ToolServe
 
 
 @pytest.mark.parametrize("version", OLDER)
-async def test_older_revisions_get_neither_priming_nor_retry(site: Site, version: str) -> None:
+async def test_older_revisions_are_not_primed_and_get_retry_with_their_first_event(site: Site, version: str) -> None:
     """A9, A11, P8: every event there carries a message; the first of a call with a token is progress."""
     peer = await site.join(version)
     call = await peer.call("count", n=2, token=1)
@@ -121,7 +121,8 @@ async def test_older_revisions_get_neither_priming_nor_retry(site: Site, version
     assert (await standalone.message())["method"] == "notifications/resources/updated"
     for wire in (call, resumed, standalone):
         assert all(event.data for event in wire.seen)
-        assert b"retry:" not in wire.raw
+        assert [event.retry for event in wire.seen] == [5000] + [None] * (len(wire.seen) - 1)
+        assert wire.raw.count(b"retry:") == 1
 
 
 @pytest.mark.parametrize("version", OLDER)

@@ -44,13 +44,20 @@ def encode_priming(position: bytes, retry_ms: int | None) -> bytes:
     """An id with empty data: nothing to handle, a position to resume from (SEP-1699)."""
     if _LF in position or _CR in position or _NUL in position:
         raise _unfit_id(position)
-    retry = b"" if retry_ms is None else _retry_field(retry_ms)
+    retry = b"" if retry_ms is None else retry_field(retry_ms)
     return b"id: %b\n%bdata: \n\n" % (position, retry)
 
 
 def encode_retry(ms: int) -> bytes:
     """How long the client waits before it connects again, in a block of its own."""
-    return _retry_field(ms) + b"\n"
+    return retry_field(ms) + b"\n"
+
+
+def retry_field(ms: int) -> bytes:
+    """The same, as the first line of an event."""
+    if not 0 <= ms < 10**MAX_RETRY_DIGITS:
+        raise ValueError(f"retry must be 0 or more milliseconds of at most {MAX_RETRY_DIGITS} digits, not {ms}")
+    return b"retry: %d\n" % ms
 
 
 def encode_comment(text: str) -> bytes:
@@ -64,12 +71,6 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 def _continued(text: bytes, line_start: bytes) -> bytes:
     return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", line_start)
-
-
-def _retry_field(ms: int) -> bytes:
-    if not 0 <= ms < 10**MAX_RETRY_DIGITS:
-        raise ValueError(f"retry must be 0 or more milliseconds of at most {MAX_RETRY_DIGITS} digits, not {ms}")
-    return b"retry: %d\n" % ms
 
 
 def _unfit_id(position: bytes) -> ValueError:

@@ -96,6 +96,8 @@ class Reader:
     """Bytes that are written before the next event."""
     is_primed: bool = False
     """Its client understands a priming event, and a `retry` without an event."""
+    retry: bytes = b""
+    """Written with the first event, for clients that understand `retry` there alone."""
     frame: Callable[[Event], bytes] | None = None
     """Encodes an event without its position."""
     progress: float | None = None
@@ -298,9 +300,9 @@ class Reader:
             elif event.seq > target or self.progress is not None:
                 if self._note_progress(event, is_held=event.seq > target):
                     name = stream.position(event.seq, self.progress)
-                    frames.append(sse.encode_event(str(name).encode(), event.payload))
+                    frames.append(self._frame(str(name).encode(), event))
             else:
-                frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
+                frames.append(self._frame(b"%s%010d" % (stream.prefix, event.seq), event))
             cursor = event.seq
             size += len(event.payload)
             if size >= READ_BYTES or cursor == stream.answered:
@@ -385,6 +387,10 @@ class Reader:
                 return False
             self.progress = None
         return True
+
+    def _frame(self, position: bytes, event: Event) -> bytes:
+        retry, self.retry = self.retry, b""
+        return retry + sse.encode_event(position, event.payload)
 
     def _gap(self, first: int, last: int) -> bytes:
         self._gapped = True

@@ -254,6 +254,7 @@ def attach(
         ahead=start.ahead,
         preamble=preamble,
         is_primed=is_primed,
+        retry=b"" if is_primed or frame is not None else sse.retry_field(hub.retry),
         frame=frame,
         progress=start.progress,
         beats=beats and stream.kind is Kind.CALL,

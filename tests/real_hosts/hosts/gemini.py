@@ -35,9 +35,7 @@ def _gemini(place: Place, *more: str) -> Start:
     return Start([str(place.installed / "gemini"), *more, *ARGUMENTS], env)
 
 
-_TWICE = (
-    "tries to resume a call 1 s and 2.5 s after the cut and not again, and then waits for its own limit of 10 minutes"
-)
+_TWICE = "tries twice to resume a call, 5 s (`retry`) apart, and then waits for its own limit of 10 minutes"
 
 HOST = Host(
     name="Gemini CLI",
@@ -46,5 +44,5 @@ HOST = Host(
     client="gemini-cli-mcp-client",
     start=start,
     again=again,
-    own_limits={"kill": _TWICE, "away": _TWICE},
+    own_limits={"away": _TWICE},
 )
