@@ -19,7 +19,7 @@ from perdure._core.codes import POSITION_LOST
 from perdure._core.envelope import CALLS, TASKS, declares
 from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, SessionId, StreamId, id_text
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.states import CallState
+from perdure._core.states import UNENDED, CallState
 
 MAX_KEY = 255
 """Characters of a key: as many as Stripe takes, and a UUID has 36."""
@@ -204,7 +204,7 @@ class TaskFacts:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in (CallState.RUNNING, CallState.WAITING)
+        return self.state not in UNENDED
 
     @property
     def is_interrupted(self) -> bool:

@@ -212,19 +212,21 @@ SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {
     SessionState.ENDED: {},
 }
 
-_UNENDED = {
+_ENDS = {
     CallStep.LOSE_NODE: CallState.WAITING,
     CallStep.RUN_AGAIN: CallState.RUNNING,
     CallStep.CANCEL: CallState.CANCELLED,
     CallStep.SETTLE: CallState.SETTLED,
 }
 CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
-    CallState.RUNNING: {CallStep.ANSWER: CallState.ANSWERED, **_UNENDED},
-    CallState.WAITING: _UNENDED,
+    CallState.RUNNING: {CallStep.ANSWER: CallState.ANSWERED, **_ENDS},
+    CallState.WAITING: _ENDS,
     CallState.ANSWERED: {},
     CallState.CANCELLED: {},
     CallState.SETTLED: {},
 }
+UNENDED = frozenset(state for state in CallState if CALL[state])
+"""The states of calls that have not ended."""
 
 TOOL_STEP: Mapping[ToolStepState, Mapping[ToolStepStep, ToolStepState]] = {
     ToolStepState.OPEN: {ToolStepStep.END: ToolStepState.ENDED, ToolStepStep.FAIL: ToolStepState.FAILED},

@@ -17,7 +17,16 @@ from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId, reader_since
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
-from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, ToolStepState, advance
+from perdure._core.states import (
+    SESSION,
+    UNENDED,
+    CallState,
+    IllegalStep,
+    SessionState,
+    SessionStep,
+    ToolStepState,
+    advance,
+)
 from perdure._core.tool_steps import StepHistory, ToolStepKind
 from perdure.errors import Misuse
 from perdure.store.interface import Inspect, Store, stream_by_id
@@ -54,8 +63,6 @@ busy."""
 
 CANCEL_POLL = 0.05
 """Seconds between two reads of the call meanwhile."""
-
-UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
 
 _ENDED = frozenset({SessionState.ENDED.value, *(state.value for state in CallState if state not in UNENDED)})
 _STREAM_KINDS = {Kind.CALL: "call", Kind.STANDALONE: "standalone"}

@@ -7,9 +7,10 @@ from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
+from perdure._core.states import UNENDED
 from perdure._core.text import printable
 from perdure._core.tool_steps import ToolStepKind
-from perdure.admin.queries import UNENDED, EntryKind, entry_state
+from perdure.admin.queries import EntryKind, entry_state
 
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""

@@ -23,7 +23,7 @@ from perdure._core.durable_calls import TaskFacts
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.states import CALL, SESSION, CallState, CallStep, SessionState, SessionStep, advance
+from perdure._core.states import CALL, SESSION, UNENDED, CallState, CallStep, SessionState, SessionStep, advance
 from perdure._core.tool_steps import StepHistory, ToolStepKind
 from perdure._core.unknown_outcome import Outline
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
@@ -460,7 +460,7 @@ class Settler:
                 context.put(EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
                 # Read after a claim: no other node can end them.
-                rows = [row for row in await store.calls(record.session, stream=record.id) if CALL[row.state]]
+                rows = [row for row in await store.calls(record.session, stream=record.id) if row.state in UNENDED]
                 progress.calls = await self._abandoned(rows, claimed, record.node)
                 progress.stream = self._take_over(claimed, rows, by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)

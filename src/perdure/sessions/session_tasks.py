@@ -15,7 +15,7 @@ from perdure._core import session_tasks
 from perdure._core.durable_calls import TaskFacts, TaskStatus, TaskSupport
 from perdure._core.ids import parse_stream_id
 from perdure._core.jsonrpc import JsonObject, error_payload
-from perdure._core.states import CallState
+from perdure._core.states import UNENDED
 from perdure.errors import StoreError
 from perdure.sessions.calls_by_id import final_answer, find_answered, resume_if_waiting
 from perdure.sessions.ledger import Call, encode, encode_answer, encode_notification
@@ -87,7 +87,7 @@ class SessionTasks:
 
 async def facts_of(store: Store, stream: StreamRecord, row: CallRecord) -> TaskFacts:
     """The state of a task, as the store has it."""
-    is_open = row.state in (CallState.RUNNING, CallState.WAITING)
+    is_open = row.state in UNENDED
     asks = await store.asks(stream.session) if is_open else []
     final = None if is_open else await final_answer(store, stream)
     return TaskFacts(

@@ -91,7 +91,7 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Claim
 from perdure._core.limits import Caller
 from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import UNENDED, SessionState
 from perdure.store.records import (
     AnsweredPage,
     AskRecord,
@@ -316,7 +316,7 @@ class Store(Protocol):
         call = calls[0]
         stream = await stream_by_id(self, call.stream)
         last = 0 if stream is None else stream.last
-        over = call.state not in (CallState.RUNNING, CallState.WAITING)
+        over = call.state not in UNENDED
         newest = await self.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
         if over and not newest and not await self.calls(session):
             return CallSnapshot(record, None)  # it was given up between two of these reads

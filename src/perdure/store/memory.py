@@ -24,7 +24,7 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Leases
 from perdure._core.limits import Caller
 from perdure._core.retention import Cutoffs
-from perdure._core.states import TOOL_STEP, CallState, ClaimState, SessionState
+from perdure._core.states import TOOL_STEP, UNENDED, ClaimState, SessionState
 from perdure.store import records, steps
 from perdure.store.interface import HintListener, Store
 from perdure.store.records import (
@@ -52,7 +52,6 @@ from perdure.store.records import (
 )
 from perdure.store.steps import Refusals, Step, StepRejected, Why, changed, refusal
 
-_OPEN = (CallState.RUNNING, CallState.WAITING)
 _seq = attrgetter("seq")
 
 CallKey = tuple[SessionId, int, int | str]
@@ -206,7 +205,7 @@ class MemoryStore(Store):
         self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
     ) -> Sequence[CallRecord]:
         streams = [row for id_, row in self._of_session.get(session, {}).items() if stream in (None, id_)]
-        return [call for row in streams for call in row.calls.values() if call.state in _OPEN or not only_open]
+        return [call for row in streams for call in row.calls.values() if call.state in UNENDED or not only_open]
 
     async def tool_steps(self, stream: StreamId, *, values: bool = True) -> Sequence[ToolStepRecord]:
         row = self._streams.get(stream)
@@ -388,7 +387,7 @@ class MemoryStore(Store):
         stream.record = replace(before, last=last, sealed=sealed, answered=answered)
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
-            if call is not None and call.state in _OPEN:
+            if call is not None and call.state in UNENDED:
                 ended = replace(call, state=end.state, request=b"", upstream=b"")
                 stream.calls[call.incarnation, call.request_id] = ended
                 self._open_calls.discard(call_key(call))
@@ -411,9 +410,9 @@ class MemoryStore(Store):
             if step.after and (before is None or (step.after_ended and TOOL_STEP[before.state])):
                 return refusal(step, Why.BEHIND)
             known = stream.steps.get(key := (record.incarnation, record.request_id, record.number))
-            if call is not None and call.state in _OPEN and (known is None or TOOL_STEP[known.state]):
+            if call is not None and call.state in UNENDED and (known is None or TOOL_STEP[known.state]):
                 stream.steps[key] = record
-        elif (call := stream.calls.get((step.incarnation, step.request_id))) is not None and call.state in _OPEN:
+        elif (call := stream.calls.get((step.incarnation, step.request_id))) is not None and call.state in UNENDED:
             upstream = call.upstream if step.upstream is None else step.upstream
             put = replace(call, state=step.state, attempt=step.attempt, progress=step.progress, upstream=upstream)
             stream.calls[call.incarnation, call.request_id] = put
@@ -423,7 +422,7 @@ class MemoryStore(Store):
         if (stream := self._streams.pop(stream_id, None)) is not None:
             session = stream.record.session
             for call in stream.calls.values():
-                if call.state in _OPEN:  # another call may have the id of an ended one by now
+                if call.state in UNENDED:  # another call may have the id of an ended one by now
                     self._open_calls.discard(call_key(call))
             del self._of_session[session][stream_id]
             for ask in [ask for ask in self._asks.get(session, {}).values() if ask.stream == stream_id]:

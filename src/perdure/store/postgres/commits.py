@@ -11,15 +11,13 @@ import asyncpg
 
 from perdure._core import retention, sticky
 from perdure._core.ids import NodeId, SessionId
-from perdure._core.states import CallState
+from perdure._core.states import UNENDED
 from perdure.store import rows, steps
 from perdure.store.postgres.connections import AGAIN, Connection, Connections, Connector, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL
 from perdure.store.steps import Refusals, Step, StepRejected, Why, refusal
 from perdure.store.time_limit import TimeLimit
-
-_OPEN = (CallState.RUNNING, CallState.WAITING)
 
 TRIES = 20
 """Times that a commit is tried which other commits undo: each time another one has got through."""
@@ -219,7 +217,7 @@ class CommitArguments:
 
     def _open_stream(self, step: steps.OpenStream) -> None:
         record = step.record
-        listed = not any(call.state in _OPEN for call in step.calls)
+        listed = not any(call.state in UNENDED for call in step.calls)
         most = -1 if step.most_calls is None else step.most_calls
         numbers = (record.fence, record.generation, record.last)
         seen = -1 if step.seen is None else step.seen

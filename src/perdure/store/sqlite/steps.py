@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure._core import retention, sticky
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId, new_fence
-from perdure._core.states import TOOL_STEP, CallState, ToolStepState
+from perdure._core.states import TOOL_STEP, UNENDED, ToolStepState
 from perdure.store import records, rows, steps
 from perdure.store.records import (
     MAX_FORWARDED,
@@ -32,7 +32,6 @@ _OPEN_STREAM = _SQL["open_stream"]
 _OPEN_CALL = _SQL["open_call"]
 _PUT_TOOL_STEP = _SQL["put_tool_step"]
 
-_OPEN = (CallState.RUNNING, CallState.WAITING)
 
 MAX_INLINE_EVENTS = 512
 MAX_INLINE_BYTES = 1 << 20
@@ -90,7 +89,7 @@ class StreamSteps:
 
     def open_stream(self, step: steps.OpenStream) -> StepRejected | None:
         cursor, record = self._cursor, step.record
-        listed = not any(call.state in _OPEN for call in step.calls)
+        listed = not any(call.state in UNENDED for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
         if cursor.rowcount != 1:
             if (there := cursor.execute(_SQL["fence_of"], (record.id,)).fetchone()) is not None:
