@@ -83,6 +83,12 @@ def as_resuming(params: JsonObject) -> JsonObject:
     return {**params, "capabilities": {**capabilities, "experimental": experimental}}
 
 
+def call_named(params: JsonObject | None) -> object:
+    """The id that a call of one of Perdure's own tools gives, unchecked; `None` without one."""
+    arguments = (params or {}).get("arguments")
+    return arguments.get("call") if isinstance(arguments, dict) else None
+
+
 def may_be_own(name: object) -> bool:
     """Whether a tool of this name may be one of Perdure's own."""
     return isinstance(name, str) and name.startswith(tuple(OwnTools()))

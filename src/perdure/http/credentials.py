@@ -169,6 +169,9 @@ def principal_of(scope: Scope) -> str:
     An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
     unique, and two users who share one would share sessions (promise 5).
     """
+    user: Any = scope.get("user")
+    if user is None:
+        return ANONYMOUS
     if (bearer := _bearer(scope)) is not None:
         from mcp.server.auth.provider import principal_components
 
@@ -179,7 +182,6 @@ def principal_of(scope: Scope) -> str:
             return token.principal
         client, issuer, subject = principal_components(token)
         return token_principal(client, issuer, subject) if subject else unnamed_principal(client, issuer, token.token)
-    user: Any = scope.get("user")
     if not getattr(user, "is_authenticated", False):
         return ANONYMOUS
     try:

@@ -343,8 +343,8 @@ class DurableCallHandler:
             begun = {name: value for name, value in request.params.items() if name != "inputResponses"}
             if record is None or row is None or row.digest != call_digest(request.message.method, begun):
                 raise HttpRefusal(Refusal.BAD_STATE)
-            await self._take_responses(record, request)
-            await self._join(request, record, late, response, gone=Refusal.BAD_STATE)
+            answered = await self._take_responses(record, request)
+            await self._join(request, record, late, response, answered=answered, gone=Refusal.BAD_STATE)
             return True
         rule = self._rules.get(name, self._rules.get("*"))
         late = None if rule is TaskSupport.NEVER else late
@@ -564,16 +564,13 @@ class DurableCallHandler:
         late: Late | None,
         response: EventStream,
         *,
+        answered: frozenset[str] = frozenset(),
         gone: Refusal = Refusal.STORE_FAILS,
     ) -> None:
-        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `gone`: the
-        refusal if the call's time passes in this moment."""
-        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
-        responses = request.params.get("inputResponses")
-        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset[str]()
-        token, interval = progress_token(request.message), self._settings.keepalive_interval
-        if token is not None and self._settings.heartbeat:
-            interval = min(interval, self._settings.heartbeat)
+        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `answered`:
+        asks whose answers this request brings, which the node that asked may not have yet. `gone`: the refusal if the
+        call's time passes in this moment."""
+        token, interval = self._rhythm(request)
         loop = asyncio.get_running_loop()
         deadline = None if late is None else loop.time() + late.after
         takes_handle = late is not None and late.early is None
@@ -622,20 +619,11 @@ class DurableCallHandler:
     async def _serve_own(
         self, request: ModernRequest, names: texts.OwnTools, within: float, response: EventStream
     ) -> None:
-        arguments, calls, owner = request.params.get("arguments"), self._by_id, request.owner
-        wanted = arguments.get("call") if isinstance(arguments, Mapping) else None
-        is_wait = request.params["name"] == names.wait
-        if is_wait and wanted is not None:
+        name, wanted = request.params["name"], texts.call_named(request.params)
+        if name == names.wait and wanted is not None:
             await self._wait(request, wanted, names, within, response)
             return
-        try:
-            if is_wait:
-                result = await calls.listed(owner, None, names) if owner else texts.failure(texts.GIVE_ID)
-            else:
-                found = await calls.find(wanted, owner)
-                result = calls.unknown if found is None else await calls.cancel(found)
-        except StoreError:
-            result = texts.failure(texts.STORE_FAILS)
+        result = await self._by_id.list_or_cancel(name, wanted, names, request.owner)
         await response.result(request.message.id, self._complete(result))
 
     async def _wait(
@@ -643,9 +631,7 @@ class DurableCallHandler:
     ) -> None:
         """Wait for the end of a call of either era. A question of a durable call is a round of the wait."""
         message, scope, client = request.message, request.http.scope, request.client
-        token, interval = progress_token(message), self._settings.keepalive_interval
-        beats = token is not None and self._settings.heartbeat > 0
-        interval = min(interval, self._settings.heartbeat) if beats else interval
+        token, interval = self._rhythm(request)
         answered = await self._answered_by_wait(request, wanted)
         ended: KnownCall | None = None
 
@@ -670,27 +656,14 @@ class DurableCallHandler:
                     is_new = said.progress is not None and (last is None or said.progress != last[1].progress)
                     last, is_due, beat = (found, said), loop.time() - written >= interval, None
                     heard = heartbeats.rising(heard, said.progress)
-                    if token is not None and (is_new or (is_due and beats)):
+                    if token is not None and (is_new or (is_due and self._settings.heartbeat)):
                         beat = heartbeats.beat(token, heard, age)
                     if beat is not None or is_due:
                         written = loop.time()
                         await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))
             assert last is not None, "a call that is followed was found"
-            found, said = last
-            age, asks_now = clock() - found.stream.opened, bool(said.asks)
-            return encode(
-                self._complete(
-                    texts.still_running(
-                        found.row.name,
-                        found.id,
-                        age=age,
-                        seconds=within,
-                        names=names,
-                        progress=said.progress,
-                        asks=asks_now,
-                    )
-                )
-            )
+            running = self._by_id.still_running(*last, names, seconds=within, asks=bool(last[1].asks))
+            return encode(self._complete(running))
 
         async def write_outcome() -> None:
             try:
@@ -710,30 +683,37 @@ class DurableCallHandler:
     async def _answered_by_wait(self, request: ModernRequest, wanted: object) -> frozenset[str]:
         """Take the answers that a further round of a wait brings. Returns their names: the node that asked may not have
         them yet."""
-        state, responses = request.params.get("requestState"), request.params.get("inputResponses")
+        state = request.params.get("requestState")
         if state is None:
             return frozenset()
         record = await self._calls.find(wanted, request.owner) if state == f"{WAIT_PREFIX}{wanted}" else None
         if record is None:
             raise HttpRefusal(Refusal.BAD_STATE)
-        await self._take_responses(record, request)
-        return frozenset(responses) if isinstance(responses, Mapping) else frozenset()
+        return await self._take_responses(record, request)
 
     async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
         if await self._calls.waits_for_principal(record):
             await self._access.resume(record.id, request.http)
 
-    async def _take_responses(self, record: SessionRecord, request: ModernRequest) -> None:
-        """Hand the client's answers to the node that asked, and wait, for a short time, until it has them."""
+    async def _take_responses(self, record: SessionRecord, request: ModernRequest) -> frozenset[str]:
+        """Hand the client's answers to the node that asked, and wait, for a short time, until it has them. Returns the
+        names of the asks."""
         responses = request.params.get("inputResponses")
         if responses is None:
-            return
+            return frozenset()
         if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
             raise HttpRefusal(Refusal.BAD_RESPONSES, seen=repr(responses))
         if len(responses) > MAX_RESPONSES:
             raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         await self._calls.answer(record, responses, request.http)
         await self._calls.wait_answered(record, responses.keys())
+        return frozenset(responses)
+
+    def _rhythm(self, request: ModernRequest) -> tuple[int | str | None, float]:
+        """The progress token of a request that waits, and the seconds of silence after which its client gets a sign."""
+        token, settings = progress_token(request.message), self._settings
+        beats = token is not None and settings.heartbeat
+        return token, min(settings.keepalive_interval, settings.heartbeat) if beats else settings.keepalive_interval
 
     async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
         """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""

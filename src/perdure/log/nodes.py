@@ -1,7 +1,8 @@
 """Knows the other nodes on the store, and makes the steps that send them mail."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
@@ -10,6 +11,8 @@ from perdure.store.interface import Liveness
 from perdure.store.records import Overview
 from perdure.store.steps import SendMail, Step
 from perdure.telemetry.prometheus import has_left
+
+T = TypeVar("T")
 
 _KNOWN_DEAD = 64
 """Dead nodes that are remembered: the clients of all their sessions return soon after the death."""
@@ -54,10 +57,14 @@ class OtherNodes:
         """The other nodes that are alive and show events which are not in the store."""
         return await self._liveness.holders()
 
-    async def refuse_while_held(self) -> None:
-        """Raises `HeldElsewhere` while another node holds anything. Otherwise the store has all that was shown."""
-        if holders := await self.holders():
-            raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
+    async def found(self, read: Callable[[], Awaitable[T | None]]) -> T | None:
+        """Return what `read` finds in the store. What is missing is read once more when no other node holds anything:
+        it may have been written meanwhile. Raises `HeldElsewhere`."""
+        if (found := await read()) is None:
+            if holders := await self.holders():
+                raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
+            found = await read()
+        return found
 
 
 def mail_to(nodes: Iterable[NodeId], message: mail.Message) -> list[Step]:

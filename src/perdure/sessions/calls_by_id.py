@@ -7,18 +7,19 @@ so it does not matter at which node a call runs.
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from perdure._core import early_answers as texts
 from perdure._core import heartbeats, mail, splice
-from perdure._core.early_answers import ListedCall
+from perdure._core.early_answers import ListedCall, OwnTools
 from perdure._core.envelope import SERVER
 from perdure._core.eras import result_down, result_up
 from perdure._core.ids import Kind, RecordKind, SessionId, parse_session_id, parse_stream_id
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
-from perdure._core.states import CallState, SessionState
-from perdure.errors import NodeGone
+from perdure._core.states import CallState
+from perdure.errors import NodeGone, StoreError
 from perdure.log.nodes import mail_to
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import encode
@@ -76,13 +77,9 @@ async def _find_in_session(store: Store, owner: str, wanted: object) -> KnownCal
         return None
     record = await store.session(stream.session)
     rows = await store.calls(stream.session, stream=stream.id)
-    if record is None or record.kind is not RecordKind.SESSION or not _is_own(record, owner):
+    if record is None or not record.is_own(owner, RecordKind.SESSION):
         return None
     return KnownCall(record, stream, rows[0]) if len(rows) == 1 and rows[0].method == "tools/call" else None
-
-
-def _is_own(record: SessionRecord, owner: str) -> bool:
-    return record.owner == owner and record.state is not SessionState.ENDED
 
 
 def cancellation(stream: StreamRecord, row: CallRecord, *, by: str) -> mail.Cancelled:
@@ -122,11 +119,7 @@ class CallsById:
     async def find(self, wanted: object, owner: str, *, session: SessionId | None = None) -> KnownCall | None:
         """A call of the caller's own that it was given the id of, or that it could list: one of its principal's, or of
         its `session`. A foreign one is treated as one that does not exist."""
-        found = await self._find(wanted, owner, session)
-        if found is None:
-            await self._context.nodes.refuse_while_held()
-            found = await self._find(wanted, owner, session)
-        return found
+        return await self._context.nodes.found(partial(self._find, wanted, owner, session))
 
     async def _find(self, wanted: object, owner: str, session: SessionId | None) -> KnownCall | None:
         store = self._context.store
@@ -137,7 +130,7 @@ class CallsById:
             is_shown = found is not None and (found.stream.answered or owner or found.record.id == session)
             return found if is_shown else None
         record = await store.session(record_id)
-        if record is None or record.kind is not RecordKind.CALL or not record.is_task or not _is_own(record, owner):
+        if record is None or not record.is_task or not record.is_own(owner, RecordKind.CALL):
             return None
         rows = await store.calls(record_id)
         stream = await stream_by_id(store, rows[0].stream) if rows else None
@@ -224,7 +217,30 @@ class CallsById:
             )
         return texts.call_list(listed, self._context.clock())
 
+    def still_running(
+        self, call: KnownCall, said: CallProgress, names: OwnTools, *, seconds: float, asks: bool
+    ) -> JsonObject:
+        """What a wait of so many seconds is answered while its call runs."""
+        age = self._context.clock() - call.stream.opened
+        return texts.still_running(
+            call.row.name, call.id, age=age, seconds=seconds, names=names, progress=said.progress, asks=asks
+        )
+
     # Acting
+
+    async def list_or_cancel(
+        self, name: object, wanted: object, names: OwnTools, owner: str, session: SessionId | None = None
+    ) -> JsonObject:
+        """Serve one of Perdure's own tools, unless it waits."""
+        try:
+            if name == names.cancel:
+                found = await self.find(wanted, owner, session=session)
+                return self.unknown if found is None else await self.cancel(found)
+            if owner or session is not None:
+                return await self.listed(owner, session, names)
+            return texts.failure(texts.GIVE_ID)
+        except StoreError:
+            return texts.failure(texts.STORE_FAILS)
 
     async def cancel(self, call: KnownCall) -> JsonObject:
         """Cancel a call, at whatever node it runs or waits."""

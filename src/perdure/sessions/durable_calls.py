@@ -232,11 +232,7 @@ class DurableCalls:
             return None
         if (beginning := self._beginning.get(session_id)) is not None:
             await asyncio.shield(beginning)
-        record = await self._own_record(session_id, owner)
-        if record is None:
-            await self._context.nodes.refuse_while_held()
-            record = await self._own_record(session_id, owner)
-        return record
+        return await self._context.nodes.found(partial(self._own_record, session_id, owner))
 
     async def given_up(self, text: object, owner: str) -> SessionRecord | None:
         """The key of a caller's own call whose answer was given up."""
@@ -248,11 +244,11 @@ class DurableCalls:
         """A caller's own call and its state, with one query at most."""
         if (session_id := parse_session_id(text)) is None:
             return None
-        held = self._sessions.held(session_id)
-        if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(session_id)) is not None:
+        held, facts = self._sessions.held(session_id), self._held_facts(session_id)
+        if held is not None and facts is not None and held.record.is_own(owner, RecordKind.CALL):
             return held.record, facts
         kept = await self._context.store.durable_call(session_id, recent=heartbeats.RECENT)
-        if kept is not None and kept.call is not None and _is_call_of(owner, kept.record):
+        if kept is not None and kept.call is not None and kept.record.is_own(owner, RecordKind.CALL):
             return kept.record, _facts(kept, kept.call)
         # It may be held at another node, or in another form here.
         record = await self.find(text, owner)
@@ -263,10 +259,10 @@ class DurableCalls:
         """The record of a call, if it is the owner's. A foreign call causes the same queries as one that does not
         exist, so that a failure of the store does not distinguish them."""
         held = self._sessions.held(session_id)
-        if held is not None and held.streams and _is_call_of(owner, held.record):
+        if held is not None and held.streams and held.record.is_own(owner, RecordKind.CALL):
             return held.record
         record = await self._context.store.session(session_id)
-        return record if record is not None and _is_call_of(owner, record) else None
+        return record if record is not None and record.is_own(owner, RecordKind.CALL) else None
 
     async def row(self, record: SessionRecord) -> CallRecord | None:
         rows = await self._context.store.calls(record.id)
@@ -369,10 +365,6 @@ class DurableCalls:
 def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
     """Whether a call has ended, or waits for an answer that its client has not given."""
     return facts.is_over or any(name not in answered for name in facts.asks)
-
-
-def _is_call_of(owner: str, record: SessionRecord) -> bool:
-    return record.owner == owner and record.kind is RecordKind.CALL and record.state is not SessionState.ENDED
 
 
 def _facts(kept: CallSnapshot, call: CallRecord) -> TaskFacts:

@@ -141,20 +141,15 @@ class EarlyAnswers:
             call.answering = None
             link.pass_to_runtime(call, origin)
             return None
-        try:
-            link.keep_call(call.number, OWN_CALL)  # so that it goes on elsewhere if this process dies
-            given = (call.request.params or {}).get("arguments")
-            wanted = given.get("call") if isinstance(given, dict) else None
-            calls, record = CallsById(link.context), link.keeper.record
-            if name == names.cancel:
-                found = await calls.find(wanted, record.owner, session=record.id)
-                result = encode(calls.unknown if found is None else await calls.cancel(found))
-            elif wanted is None:
-                result = encode(await calls.listed(record.owner, record.id, names))
-            else:
+        link.keep_call(call.number, OWN_CALL)  # so that it goes on elsewhere if this process dies
+        wanted, calls, record = texts.call_named(call.request.params), CallsById(link.context), link.keeper.record
+        if wanted is None or name == names.cancel:
+            result = encode(await calls.list_or_cancel(name, wanted, names, record.owner, record.id))
+        else:
+            try:
                 result = await self._wait(link, call, origin, calls, wanted, names, within)
-        except StoreError:
-            result = encode(texts.failure(texts.STORE_FAILS))
+            except StoreError:
+                result = encode(texts.failure(texts.STORE_FAILS))
         return encode_answer(call.request.id, result)
 
     async def _wait(
@@ -192,17 +187,8 @@ class EarlyAnswers:
                 waits.remove(last[0].stream.id, call)
         assert last is not None, "a call that is followed was found"
         found, said = last
-        return encode(
-            texts.still_running(
-                found.row.name,
-                found.id,
-                age=link.context.clock() - found.stream.opened,
-                seconds=within,
-                names=names,
-                progress=said.progress,
-                asks=bool(said.asks or link.asks.of(found.stream.id)),
-            )
-        )
+        asks = bool(said.asks or link.asks.of(found.stream.id))
+        return encode(calls.still_running(found, said, names, seconds=within, asks=asks))
 
 
 def _left(link: RuntimeLink, call: Call, within: float) -> float:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core import mail
@@ -166,11 +167,7 @@ class SessionRegistry(StreamOwner):
             stamp = session.keeper.stamp
             if stamp is None or stamp.doubts == self._context.journal.doubts:
                 return session
-        session = await self._find(session_id, owner)
-        if session is None:
-            await self._context.nodes.refuse_while_held()
-            session = await self._find(session_id, owner)  # it may have been written before nothing was held
-        return session
+        return await self._context.nodes.found(partial(self._find, session_id, owner))
 
     async def _find(self, session_id: SessionId, owner: str) -> Session | None:
         held = self._by_id.get(session_id)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from perdure._core import sse
@@ -70,11 +71,7 @@ class Resume:
             return FoundStream(self._session.standalone, None)
         if not self._replays:
             raise ReplayOff
-        found = await self._find_call(position.stream, position.seq)
-        if found is None:
-            await self._context.nodes.refuse_while_held()
-            found = await self._find_call(position.stream, position.seq)  # written before nothing was held
-        return found
+        return await self._context.nodes.found(partial(self._find_call, position.stream, position.seq))
 
     async def _find_call(self, stream_id: StreamId, after: int) -> FoundStream | None:
         session = self._session

@@ -55,7 +55,7 @@ from perdure.sessions.second_run import said_before
 from perdure.sessions.tool_steps import CALL_ENDED, ToolSteps, course_of
 from perdure.steps import call_steps, is_in_step, is_own_task
 from perdure.store.records import AskRecord
-from perdure.store.steps import ChangeSession, CloseAsk, OpenAsk, PutCall, Step
+from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, PutCall, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_event
 
@@ -273,17 +273,16 @@ class RuntimeLink:
         successful call."""
         keeper, method = self.keeper, call.request.method
         self.context.keyed.on_answered(self, call)
-        end = end_of_call(keeper.record, self.context.clock(), "answered")
-        if isinstance(end, ChangeSession):
-            return keeper.change(end)
-        if end is not None:
+        if keeper.is_durable_call:
+            end = end_of_call(keeper.record, self.context.clock(), "answered")
+            if not isinstance(end, EndSession):
+                return None if end is None else keeper.change(end)
             # No client can ask for it later, so the answer need not wait for the log.
             for stream in self.streams.values():
                 stream.unlog()
             keeper.end(end.reason)
             self.context.put(end)
-            return None
-        if result is None:
+        if result is None or keeper.is_durable_call:
             return None
         if method == "initialize" and keeper.record.state is SessionState.OPENING:
             version = json.loads(result).get("protocolVersion")

@@ -12,7 +12,7 @@ from typing import Self
 from perdure._core import mail, session_tasks, sticky
 from perdure._core.codes import POSITION_LOST
 from perdure._core.durable_calls import client_of
-from perdure._core.early_answers import OwnTools, is_cancelled_by_id
+from perdure._core.early_answers import OwnTools, call_named, is_cancelled_by_id
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId, parse_stream_id
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
 from perdure._core.losses import Visits, incarnation_of, read_call
@@ -295,8 +295,7 @@ class Session:
         if is_result:
             wanted = params.get("taskId")
         elif request.method == "tools/call" and str(params.get("name")).startswith(OwnTools().wait):
-            arguments = params.get("arguments")
-            wanted = arguments.get("call") if isinstance(arguments, dict) and self.context.early is not None else None
+            wanted = None if self.context.early is None else call_named(params)
         stream_id = parse_stream_id(wanted)
         stream = None if stream_id is None else await stream_by_id(store, stream_id)
         if stream is None or stream.session != self.id or stream.sealed or stream.node == self.context.node:
@@ -522,5 +521,5 @@ class Intake:
         name = name_of(request.params) or ""
         if name in (session.link.own_tools or ()):
             return OWN_CALL
-        may = session.context.runtimes.may_run_again(session.record, name)
+        may = session.context.runtimes.may_run_again(session.keeper.record, name)
         return NOTHING_KEPT if may is None else UpstreamCall(may_run_again=may)

@@ -58,6 +58,10 @@ class SessionRecord:
     upstream: bytes = b""
     """What the runtime needs to continue elsewhere, as JSON; empty where it needs nothing."""
 
+    def is_own(self, owner: str, kind: RecordKind) -> bool:
+        """Whether it is the record of something of this kind that belongs to an owner, and has not ended."""
+        return self.owner == owner and self.kind is kind and self.state is not SessionState.ENDED
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRecord:
