@@ -19,7 +19,7 @@ async def main() -> None:
     reaper = Reaper()
     server = scripted(*sys.argv[1:])
     # A launcher that stays above the server, as npx does.
-    children = Children(scripted(argv=("/bin/sh", "-c", '"$@"; exit 0', "sh", *server.argv)), reaper=reaper)
+    children = Children(scripted(argv=("/bin/sh", "-c", '"$@"; exit 0', "sh", *server.settings.argv)), reaper=reaper)
     lane = Lane(children)
     await lane.open(CLIENT)
     below = await lane.call({"spawn": 600})

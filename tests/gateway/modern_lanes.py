@@ -15,14 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.gateway.child import ChildProgram
-from perdure.gateway.children import Children, Reaper
+from perdure.gateway.children import Children
 from perdure.gateway.lane import AskKey, Lost, Opened, RequestKey
 from perdure.gateway.modern_lane import ModernLane
 from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.remote.endpoint import Endpoint, http_client
 from perdure.remote.route import ClientLimits, Notice, Route
 from perdure.runtime.base import Flow
+from tests.gateway import pipe_lanes
+from tests.gateway.pipe_lanes import child_program
 from tests.support.clients.modern_requests import MODERN
 from tests.support.processes.starting import python_path
 from tests.support.servers.in_process import until
@@ -159,14 +160,9 @@ async def http_lane(
 @asynccontextmanager
 async def children_of(argv: Sequence[str], **limits: Any) -> AsyncIterator[Children]:
     """The processes of one program, which end with the block."""
-    reaper = Reaper()
-    env = {"PYTHONPATH": python_path()}
-    children = Children(ChildProgram(name="upstream", argv=tuple(argv), env=env, **limits), reaper=reaper)
-    try:
+    program = child_program("upstream", argv=tuple(argv), env={"PYTHONPATH": python_path()}, **limits)
+    async with pipe_lanes.children_of(program) as children:
         yield children
-    finally:
-        await children.aclose()
-        await reaper.aclose()
 
 
 @asynccontextmanager

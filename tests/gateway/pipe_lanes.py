@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
@@ -15,6 +16,7 @@ from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import AskKey, Lost, RequestKey
 from perdure.gateway.pipe import PipeLane
+from perdure.gateway.upstream import Program, Upstream
 from perdure.runtime.base import Flow
 from tests.support.processes.marked_processes import MARK
 from tests.support.servers import scripted_stdio
@@ -28,10 +30,16 @@ CLIENT: JsonObject = {
 
 def scripted(*settings: str, **more: Any) -> ChildProgram:
     """The scripted server as a program; its settings are words, all else are the program's."""
-    given = {"name": "scripted", "grace": 1.0, "start_timeout": 30.0, **more}
     argv = (sys.executable, "-I", "-S", scripted_stdio.__file__, *settings)
-    env = {MARK: os.environ.get(MARK, str(os.getpid())), **given.pop("env", {})}
-    return ChildProgram(**{"argv": argv, "env": env, **given})
+    env = {MARK: os.environ.get(MARK, str(os.getpid())), **more.pop("env", {})}
+    return child_program("scripted", **{"argv": argv, "env": env, "grace": 1.0, "start_timeout": 30.0, **more})
+
+
+def child_program(
+    name: str, *, env: Mapping[str, str] = {}, grace: float = 2.0, secrets: Sequence[str] = (), **more: Any
+) -> ChildProgram:
+    upstream = Upstream(name=name, program=Program(**{"cwd": Path.cwd(), **more}), secrets=frozenset(secrets))
+    return ChildProgram(upstream=upstream, env=env, grace=grace)
 
 
 @asynccontextmanager

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.gateway.host import host_upstream
+from perdure._core.limits import Caller
+from perdure.gateway.host import host_upstream, lanes_of
+from perdure.gateway.lane import UpstreamUnavailable
 from perdure.gateway.upstream import HttpUpstream, Program, Text, Upstream
 from perdure.settings import Settings
 from perdure.store.interface import Store
@@ -64,6 +66,14 @@ async def test_a_header_becomes_a_variable_of_the_callers_own_process(site: Site
     await ann.initialize()
     await bob.initialize()
     assert [await seen(ann), await seen(bob)] == ["of ann", "of bob"]
+
+
+async def test_a_principal_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:
+    argv, env = (sys.executable, scripted_stdio.__file__), {"WHO": Text((("principal", ""),))}
+    upstream = Upstream(name="github", era="session", program=Program(argv=argv, cwd=tmp_path, env=env))
+    async with lanes_of(upstream) as lanes:
+        with pytest.raises(UpstreamUnavailable, match="variable WHO for the server github cannot have a NUL character"):
+            lanes.place(Caller("a\0b", ""), None)
 
 
 async def test_a_caller_without_it_learns_what_to_send(site: Site) -> None:

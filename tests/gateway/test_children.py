@@ -17,7 +17,7 @@ import pytest
 from perdure.gateway.child import STDERR_BYTES, Child, ChildProgram, format_status
 from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import Reason, UpstreamUnavailable
-from tests.gateway.pipe_lanes import CLIENT, Lane, children_of, lane_to, scripted
+from tests.gateway.pipe_lanes import CLIENT, Lane, child_program, children_of, lane_to, scripted
 from tests.support.servers.in_process import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]
@@ -52,7 +52,7 @@ GATEWAY = {
 
 
 def test_a_child_finds_the_short_list_certificates_proxies_without_passwords_and_what_is_configured() -> None:
-    program = ChildProgram(name="x", argv=("x",), env={"TOKEN": "t", "LC_ALL": "C"})
+    program = child_program("x", argv=("x",), env={"TOKEN": "t", "LC_ALL": "C"})
     assert environment(program, **GATEWAY) == {
         "PATH": "/bin",
         "HOME": "/home/x",
@@ -66,7 +66,7 @@ def test_a_child_finds_the_short_list_certificates_proxies_without_passwords_and
 
 
 def test_a_child_that_inherits_finds_everything_but_the_gateways_own_variables() -> None:
-    program = ChildProgram(name="x", argv=("x",), inherit_env=True)
+    program = child_program("x", argv=("x",), inherit_env=True)
     assert environment(program, **GATEWAY) == {k: v for k, v in GATEWAY.items() if k != "PERDURE_TOKENS"}
 
 
@@ -80,23 +80,8 @@ async def test_environment_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [name for name, value in found.items() if value == "hidden"]
 
 
-@pytest.mark.parametrize(
-    ("bad", "wrong"),
-    [
-        ({"argv": ()}, "empty command"),
-        ({"argv": ("",)}, "empty command"),
-        ({"argv": ("x", "a\0b")}, "NUL"),
-        ({"argv": ("x",), "env": {"A": "\0"}}, "NUL"),
-        ({"argv": ("x",), "env": {"A=B": "c"}}, "sign ="),
-    ],
-)
-def test_a_command_that_no_system_can_run_is_refused_by_name(bad: dict[str, object], wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"'files'.*{wrong}|{wrong}.*'files'"):
-        ChildProgram(name="files", **bad)  # type: ignore[arg-type]
-
-
 def test_a_program_shows_no_secret() -> None:
-    assert "s3cret" not in repr(ChildProgram(name="x", argv=("x", "--token", "s3cret"), env={"T": "s3cret"}))
+    assert "s3cret" not in repr(child_program("x", argv=("x", "--token", "s3cret"), env={"T": "s3cret"}))
 
 
 # Starting
@@ -121,7 +106,7 @@ async def test_a_program_that_is_not_there(tmp_path: Path, caplog: pytest.LogCap
 
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    async with children_of(scripted(cwd=str(tmp_path / "gone"))) as children:
+    async with children_of(scripted(cwd=tmp_path / "gone")) as children:
         refused = refusal(children)
         assert refused.reason is Reason.NO_PROGRAM
         assert str(tmp_path / "gone") in str(refused)
@@ -264,7 +249,8 @@ async def test_a_child_is_ended_by_the_end_of_its_input_by_sigterm_or_by_sigkill
 async def test_a_launcher_is_ended_with_its_tree() -> None:
     """A shell that runs the server and waits for it, as npx does, with another process below it."""
     server = scripted("tree=600", "eof=ignore")
-    async with lane_to(scripted(argv=("/bin/sh", "-c", '"$@"; exit 0', "sh", *server.argv), grace=0.2)) as lane:
+    argv = ("/bin/sh", "-c", '"$@"; exit 0', "sh", *server.settings.argv)
+    async with lane_to(scripted(argv=argv, grace=0.2)) as lane:
         assert await lane.call({"say": "fine"}) == "fine"
 
 
@@ -328,9 +314,8 @@ async def test_stderr_is_drained(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_secrets_are_masked_in_all_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="perdure")
-    mask = lambda text: text.replace("s3cret", "***")  # noqa: E731
     settings = ("stderr=cannot use s3cret", "banner=hello s3cret", "exit=3")
-    async with children_of(scripted(*settings, mask=mask), shows_errors=True) as children:
+    async with children_of(scripted(*settings, secrets=["s3cret"]), shows_errors=True) as children:
         with pytest.raises(UpstreamUnavailable) as caught:
             await Lane(children).open(CLIENT)
     assert "cannot use ***" in str(caught.value)

@@ -296,8 +296,8 @@ async def test_a_late_notification_of_a_subscription_that_is_over_is_dropped(cha
 
 async def test_a_hung_child_is_replaced_though_a_subscription_is_open(chameleon: Chameleon) -> None:
     chameleon.answers(subscriptions_listen="hangs", tools_call="hangs", ping="hangs")
-    async with children_of(chameleon.argv) as children:
-        ended, wire = list[str](), PipeWire(children, ping_seconds=0.2)
+    async with children_of(chameleon.argv, ping_timeout=0.2) as children:
+        ended, wire = list[str](), PipeWire(children)
         await wire.open({}, lambda method, params: None, ended.append)
         listening, call = (
             asyncio.create_task(wire.send(method, {}, take=lambda method, params: None))

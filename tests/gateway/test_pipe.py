@@ -415,8 +415,8 @@ async def frozen(lane: Lane) -> None:
 
 
 async def test_hung_child_is_replaced() -> None:
-    async with children_of(scripted(grace=0.2)) as children:
-        lane = Lane(children, ping_seconds=0.2)
+    async with children_of(scripted(grace=0.2, ping_timeout=0.2)) as children:
+        lane = Lane(children)
         await lane.open(CLIENT)
         lane.begin("call", {"freeze": True})
         await frozen(lane)
@@ -430,7 +430,7 @@ async def test_hung_child_is_replaced() -> None:
 
 async def test_a_hung_child_is_left_while_another_call_runs() -> None:
     """G33."""
-    async with lane_to(scripted(grace=0.2), ping_seconds=0.1) as lane:
+    async with lane_to(scripted(grace=0.2, ping_timeout=0.1)) as lane:
         lane.begin("other", FOR_EVER)
         lane.begin("call", {"freeze": True})
         await frozen(lane)
@@ -442,7 +442,7 @@ async def test_a_hung_child_is_left_while_another_call_runs() -> None:
 
 
 async def test_a_child_that_answers_is_kept_after_its_calls_are_cancelled() -> None:
-    async with lane_to(scripted(), ping_seconds=5.0) as lane:
+    async with lane_to(scripted(ping_timeout=5.0)) as lane:
         lane.begin("call", FOR_EVER)
         lane.cancel("call", None)
         assert await lane.probe() is True

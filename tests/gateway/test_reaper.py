@@ -149,6 +149,7 @@ async def test_a_gateway_that_ends_its_children_ends_its_reaper() -> None:
 
 @pytest.mark.anyio
 async def test_windows_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = scripted()
     monkeypatch.setattr("perdure.gateway.children.os.name", "nt")
     with pytest.raises(Misuse, match="POSIX system; on Windows"):
-        Children(scripted(), reaper=Reaper())
+        Children(program, reaper=Reaper())

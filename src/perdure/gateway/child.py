@@ -27,6 +27,7 @@ from typing import IO
 from perdure._core.lines import Cutter, Line, TooLong
 from perdure._files.locks import HAS_FLOCK
 from perdure.gateway.reaper import signal_group
+from perdure.gateway.upstream import Program, Upstream
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
 
@@ -59,37 +60,22 @@ OWN_PREFIX = "PERDURE_"
 
 @dataclass(frozen=True, kw_only=True)
 class ChildProgram:
-    """The program of an upstream, and the limits of its processes."""
+    """The program of an upstream, with the variables that its processes get. `upstream` masks their values."""
 
-    name: str
-    """The upstream's name, in logs and answers."""
-    argv: tuple[str, ...] = field(repr=False)
-    """The command and its arguments, never given to a shell."""
+    upstream: Upstream
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What the configuration adds to the environment."""
-    inherit_env: bool = False
-    """Whether the rest of the gateway's environment is passed on, its own variables apart."""
-    cwd: str | None = None
-    start_timeout: float = 60.0
-    """Seconds to the answer of `initialize`: a launcher may have to download the program first."""
     grace: float = 2.0
     """Seconds between the end of the input, SIGTERM and SIGKILL. Hosts wait for as long."""
-    warm: int = 0
-    """Processes that are started before they are needed."""
-    max_processes: int = 64
-    """A process of Node or Python takes 45 to 100 MiB."""
-    max_memory: int | None = None
-    """Bytes of a process and of all that it has started. Not a limit of its address space: V8 reserves gigabytes."""
-    mask: Callable[[str], str] = field(default=str, repr=False)
-    """Hides the values of secrets in a text for the log, or for an answer."""
 
-    def __post_init__(self) -> None:
-        if not self.argv or not self.argv[0]:
-            raise ValueError(f"the upstream {self.name!r} has an empty command")
-        if any("\0" in word for word in (*self.argv, *self.env, *self.env.values(), self.cwd or "")):
-            raise ValueError(f"the command or the environment of the upstream {self.name!r} has a NUL character")
-        if any("=" in name for name in self.env):
-            raise ValueError(f"a variable's name in the environment of the upstream {self.name!r} has the sign =")
+    @property
+    def name(self) -> str:
+        return self.upstream.name
+
+    @property
+    def settings(self) -> Program:
+        assert self.upstream.program is not None
+        return self.upstream.program
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of a process, made of the gateway's own."""
@@ -97,7 +83,7 @@ class ChildProgram:
         def passes(name: str, value: str) -> bool:
             if name.startswith(OWN_PREFIX):
                 return False
-            if self.inherit_env or name in SHORT_LIST | CERTIFICATES or name.startswith("LC_"):
+            if self.settings.inherit_env or name in SHORT_LIST | CERTIFICATES or name.startswith("LC_"):
                 return True
             return name in PROXIES and "@" not in value  # after a password
 
@@ -128,12 +114,12 @@ class Child:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._process = subprocess.Popen(
-            program.argv,
+            program.settings.argv,
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=program.cwd,
+            cwd=program.settings.cwd,
             env=program.environment(os.environ),
             start_new_session=True,
         )
@@ -441,7 +427,7 @@ class _ErrorLog:
 
     def show(self, line: Line) -> str:
         text = line.head.decode(errors="replace") + "…" if isinstance(line, TooLong) else line.decode(errors="replace")
-        return self._program.mask(text)
+        return self._program.upstream.mask(text)
 
     def report_left_out(self) -> None:
         if self._left_out:

@@ -43,20 +43,7 @@ _REAPER_SECONDS = reaper.GRACE + 5.0
 
 
 def program_of(upstream: Upstream) -> ChildProgram:
-    program = upstream.program
-    assert program is not None
-    return ChildProgram(
-        name=upstream.name,
-        argv=program.argv,
-        env={} if upstream.needs_caller else upstream.values_for({}, ""),
-        inherit_env=program.inherit_env,
-        cwd=str(program.cwd),
-        start_timeout=program.start_timeout,
-        warm=program.warm,
-        max_processes=program.max_processes,
-        max_memory=program.max_memory,
-        mask=upstream.mask,
-    )
+    return ChildProgram(upstream=upstream, env={} if upstream.needs_caller else upstream.values_for({}, ""))
 
 
 class Reaper:
@@ -186,7 +173,7 @@ class Children:
     @property
     def room(self) -> int:
         """Processes that may still be started, or are started and not used."""
-        return self.program.max_processes - self._running + len(self._spares)
+        return self.program.settings.max_processes - self._running + len(self._spares)
 
     @property
     def _running(self) -> int:
@@ -236,7 +223,7 @@ class Children:
         """Start the spares, as far as the limits allow."""
         self._filling = None
         with contextlib.suppress(UpstreamUnavailable):
-            while len(self._spares) < self.program.warm and not self._is_closed:
+            while len(self._spares) < self.program.settings.warm and not self._is_closed:
                 self._spares.append(self._start())
 
     def on_greeted(self, child: Child) -> None:
@@ -274,18 +261,18 @@ class Children:
 
     def _fill_soon(self) -> None:
         """Start missing spares later: a request waits now."""
-        if self.program.warm and self._filling is None and not self._is_closed:
+        if self.program.settings.warm and self._filling is None and not self._is_closed:
             self._filling = asyncio.get_running_loop().call_later(self.pause, self.warm_up)
 
     def _start(self, program: ChildProgram | None = None, *, is_probe: bool = False) -> Child:
-        program, name = program or self.program, self.program.name
+        program, settings, name = program or self.program, self.program.settings, self.program.name
         if self._is_closed:
             raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and starts {name} no more.")
         if pause := self.pause:
             sentence = f"The server {name} ended soon after its start {self._backoff.deaths} times in a row."
             sentence += f" It is started again in {pause:.1f} s."
             raise UpstreamUnavailable(Reason.BACKING_OFF, sentence, retry_after=pause)
-        if (running := self._running) >= program.max_processes:
+        if (running := self._running) >= settings.max_processes:
             sentence = f"The server {name} has {running} processes, as many as max_processes allows."
             raise UpstreamUnavailable(Reason.LIMIT, f"{sentence} There is room when a session ends.")
         try:
@@ -298,8 +285,8 @@ class Children:
         if not is_probe:
             self._backoff = self._backoff.started(child.started)
         self._living.add(child)
-        if self.program.max_memory is not None and self._measuring is None:
-            self._measuring = asyncio.create_task(self._measure(self.program.max_memory), name="perdure-memory")
+        if settings.max_memory is not None and self._measuring is None:
+            self._measuring = asyncio.create_task(self._measure(settings.max_memory), name="perdure-memory")
         self.numbers.upstream_starts += 1
         self.numbers.upstream_children = self._running
         log_event(logging.INFO, "upstream.started", f"{name} was started as process {child.pid}", upstream=name)
@@ -322,20 +309,18 @@ class Children:
         self._measuring = None
 
     def _refusal(self, error: OSError) -> UpstreamUnavailable:
-        program = self.program
+        settings, name = self.program.settings, self.program.name
         why = error.strerror or str(error)
         if error.errno in _SCARCE:
-            return UpstreamUnavailable(
-                Reason.LIMIT, f"The system starts no process for the server {program.name}: {why}."
-            )
-        if program.cwd is not None and not os.path.isdir(program.cwd):
-            what = f"its folder {program.cwd!r} is not there"
+            return UpstreamUnavailable(Reason.LIMIT, f"The system starts no process for the server {name}: {why}.")
+        if settings.cwd.is_dir():
+            what = f"the program {settings.argv[0]!r} cannot be run: {why}"
         else:
-            what = f"the program {program.argv[0]!r} cannot be run: {why}"
-        sentence = f"The server {program.name} cannot be started, because {program.mask(what)}."
+            what = f"its folder {str(settings.cwd)!r} is not there"
+        sentence = f"The server {name} cannot be started, because {self.program.upstream.mask(what)}."
         if not self._is_missing:
             self._is_missing = True
-            log_event(logging.ERROR, "upstream.no_program", sentence, upstream=program.name)
+            log_event(logging.ERROR, "upstream.no_program", sentence, upstream=name)
         return UpstreamUnavailable(Reason.NO_PROGRAM, sentence)
 
     def _on_exit(self, child: Child) -> None:

@@ -27,7 +27,7 @@ from perdure.gateway.lane import CORRECT_CLIENT, Lane, Reason, SessionReceiver, 
 from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.gateway.passports import Passport, Passports, session_passport
-from perdure.gateway.pipe import PING_SECONDS, PipeLane
+from perdure.gateway.pipe import PipeLane
 from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, PooledLane, RequestRefused, list_tools
 from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
 from perdure.gateway.shared_lane import SharedLane, SharedLanes
@@ -115,9 +115,12 @@ class UpstreamLanes:
         except CallerLacks as lacks:
             sentence = f"The server {name} needs the {lacks.what} of its caller, and {lacks}."
             raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT) from None
-        for header, value in values.items() if self.upstream.address is not None else ():
-            if not _VISIBLE.fullmatch(value):  # not what was seen: it may be a secret
-                sentence = f"The header {header} for the server {name} can have visible ASCII characters only."
+        for key, value in values.items():  # not what was seen: it may be a secret
+            if self.upstream.address is not None and not _VISIBLE.fullmatch(value):
+                sentence = f"The header {key} for the server {name} can have visible ASCII characters only."
+                raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT)
+            if "\0" in value:
+                sentence = f"The variable {key} for the server {name} cannot have a NUL character."
                 raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT)
         return Values(tuple(values.items()), secrets)
 
@@ -173,23 +176,24 @@ class UpstreamLanes:
         passes_round: PassesRound | None = None,
     ) -> Lane:
         values, passport = place
-        secrets = self.upstream.secrets | values.secrets
-        mask = replace(self.upstream, secrets=secrets).mask if values.secrets else self.upstream.mask
+        upstream = self.upstream
+        if values.secrets:
+            upstream = replace(upstream, secrets=upstream.secrets | values.secrets)
+        mask = upstream.mask
         make: MakeFor
         match self.server:
             case Children() as children:
-                settings, program = self.upstream.program, None
-                ping = PING_SECONDS if settings is None else settings.ping_timeout
-                if self.upstream.needs_caller:
-                    program = replace(children.program, env=dict(values.texts), mask=mask)
+                program = None
+                if upstream.needs_caller:
+                    program = replace(children.program, upstream=upstream, env=dict(values.texts))
 
                 def make(own: SessionReceiver, era: Era, probe: float | None) -> Lane:
                     if era is Era.SESSION:
-                        return PipeLane(children, own, ping_seconds=ping, program=program)
-                    return ModernLane(PipeWire(children, program, probe, ping), own, passes_round, mask)
+                        return PipeLane(children, own, program=program)
+                    return ModernLane(PipeWire(children, program, probe), own, passes_round, mask)
 
             case WebUpstream() as web:
-                if self.upstream.needs_caller:
+                if upstream.needs_caller:
                     token = None if passport is None else passport.token
                     web = web.for_caller(dict(values.texts), token, mask)
 
@@ -205,8 +209,8 @@ class UpstreamLanes:
             health=self.health,
             caller=caller,
             seats=self.seats,
-            call_timeout=self.upstream.call_timeout,
-            has_callers_credentials=self.upstream.address is not None and self.upstream.needs_caller,
+            call_timeout=upstream.call_timeout,
+            has_callers_credentials=upstream.address is not None and upstream.needs_caller,
             mask=mask,
         )
 

@@ -18,7 +18,7 @@ from perdure._core.revisions import FIRST_SESSIONLESS
 from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children
 from perdure.gateway.lane import REFUSED_SECONDS, AskKey, Lost, Reason, RequestKey, UpstreamUnavailable
-from perdure.gateway.pipe import PING_SECONDS, PipeLane
+from perdure.gateway.pipe import PipeLane
 from perdure.gateway.web import lost_by, outcome_of
 from perdure.remote.call import Call, Ended, OutgoingRequest, params_body
 from perdure.remote.durable_calls import find_tool
@@ -213,17 +213,9 @@ class PipeWire:
         children: Children,
         program: ChildProgram | None = None,
         probe_seconds: float | None = None,
-        ping_seconds: float = PING_SECONDS,
     ) -> None:
-        """`program`: with the variables of one caller. The seconds are those of `PipeLane`."""
-        self._lane = PipeLane(
-            children,
-            self,
-            ping_seconds=ping_seconds,
-            greeting=DISCOVER,
-            program=program,
-            probe_seconds=probe_seconds,
-        )
+        """The last two are those of `PipeLane`."""
+        self._lane = PipeLane(children, self, greeting=DISCOVER, program=program, probe_seconds=probe_seconds)
         self._keys = count(1)
         self._sent: dict[RequestKey, _Sent] = {}
         self._on_other: Take = drop

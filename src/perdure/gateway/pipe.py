@@ -29,8 +29,6 @@ from perdure.gateway.children import Children
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.runtime.base import Flow
 
-#: Seconds to answer a `ping`. A server that does one thing at a time answers late; one that hangs never does.
-PING_SECONDS = 30.0
 #: Asks that wait at once. A session has fewer; this is against a server that asks in a loop.
 MAX_ASKS = 1000
 
@@ -97,7 +95,6 @@ class PipeLane:
         children: Children,
         receiver: Receiver,
         *,
-        ping_seconds: float = PING_SECONDS,
         greeting: str = INITIALIZE,
         program: ChildProgram | None = None,
         probe_seconds: float | None = None,
@@ -106,12 +103,12 @@ class PipeLane:
         the variables of one caller. `probe_seconds`: it is not known whether the program takes the greeting; it has so
         long to answer, and its end is not counted as a failed start."""
         self._program = program
-        self._mask = (program or children.program).mask
+        self._mask = (program or children.program).upstream.mask
         self._probe_seconds = probe_seconds
         self._greeting = greeting
         self._children = children
         self._receiver = receiver
-        self._ping_seconds = ping_seconds
+        self._ping_seconds = children.program.settings.ping_timeout
         self._name = children.program.name
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
@@ -218,8 +215,8 @@ class PipeLane:
     # The child: its handshake, its end
 
     async def _greet(self, child: Child, client_params: JsonObject) -> Opened:
-        program, server, noise = self._children.program, f"The server {self._name}", self._children.noise
-        seconds = program.start_timeout
+        server, noise = f"The server {self._name}", self._children.noise
+        seconds = self._children.program.settings.start_timeout
         if self._probe_seconds is not None:
             seconds = min(seconds, self._probe_seconds)
         try:

@@ -63,7 +63,7 @@ class Seats:
         """Keep a seat free during a block; `holds`: and after it, until a lane takes it. Raises `TooManyProcesses`."""
         if (full := await self._lacks(caller)) is not None:
             of_caller = full is Full.FOR_CALLER
-            limit = self.each if of_caller else self.children.program.max_processes
+            limit = self.each if of_caller else self.children.program.settings.max_processes
             raise TooManyProcesses(self.name, limit, of_caller=of_caller)
         self._reserved[caller] += 1
         try:
