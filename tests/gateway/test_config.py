@@ -450,6 +450,7 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
         ),
         ({**ADDRESS, "headers": {"A B": "c"}}, "'A B' is not the name of a header"),
         ({**ADDRESS, "headers": {"A": "b\r\nC: d"}}, "header A has characters that a header cannot have"),
+        ({**ADDRESS, "headers": {"A": "café"}}, "header A has characters that a header cannot have"),
         ({**ADDRESS, "headers": {"Host": "c"}}, "the header Host is written by Perdure itself; leave it out"),
         ({**ADDRESS, "headers": ["A"]}, "headers is not an object with a text for each header"),
         (

@@ -106,9 +106,10 @@ class Recorder:
 class Lane(WebLane):
     """A lane with its receiver."""
 
-    def __init__(self, upstream: WebUpstream, **options: Any) -> None:
+    def __init__(self, upstream: WebUpstream, *, listens: bool = False) -> None:
         self.heard = Recorder()
-        super().__init__(upstream, self.heard, **options)
+        super().__init__(upstream, self.heard)
+        self.listen(listens)
 
     def call(self, key: Hashable, *steps: list[Any], tool: str = "plain", token: object = None) -> None:
         params: JsonObject = {"name": tool, "arguments": {"steps": list(steps)}}
@@ -122,7 +123,7 @@ class Lane(WebLane):
 
 @asynccontextmanager
 async def upstream_at(url: str, **options: Any) -> AsyncIterator[WebUpstream]:
-    upstream = WebUpstream(url, **options)
+    upstream = WebUpstream(url, **{"headers": {}, "token": None, "patience": 30.0, "mask": str, **options})
     try:
         yield upstream
     finally:

@@ -57,8 +57,8 @@ _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _VARIABLE = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name (RFC 9110, 5.6.2)."""
+HEADER_VALUE = re.compile(r"[ -~]*")
 _HEADER = re.compile(rf"header:({_TOKEN.pattern})")
-_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 MADE_HERE = frozenset(
     {"accept", "accept-encoding", "connection", "content-length", "content-type", "host", "keep-alive", "last-event-id"}
     | {"mcp-protocol-version", "mcp-session-id", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -401,7 +401,7 @@ class _Entry:
             if name.lower() in MADE_HERE:
                 raise self.refuse(f"the header {name} is written by Perdure itself; leave it out")
         for name, text in address.headers.items():
-            if not all(_VALUE.fullmatch(value) for kind, value in text.parts if kind == "text"):
+            if not all(HEADER_VALUE.fullmatch(value) for kind, value in text.parts if kind == "text"):
                 raise self.refuse(f"header {name} has characters that a header cannot have")
         if _AUTHORIZATION in map(str.lower, address.pass_headers):
             raise self.refuse("pass_headers: Authorization is for the gateway, and is never passed on")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from perdure.errors import Misuse
 from perdure.gateway.call_runtime import CallRuntime
 from perdure.gateway.changes import UpstreamChanges
 from perdure.gateway.children import Children, program_of, shared_reaper
+from perdure.gateway.config import HEADER_VALUE
 from perdure.gateway.face_handler import FaceHandler
 from perdure.gateway.known_era import KnownEra
 from perdure.gateway.lane import CORRECT_CLIENT, Lane, Reason, SessionReceiver, UpstreamUnavailable
@@ -63,8 +63,6 @@ class Values(NamedTuple):
 Place = tuple[Values, Passport | None]
 """What the upstream gets of a caller and its request. Requests that differ in it share no lane."""
 
-_VISIBLE = re.compile(r"[ -~]*")
-
 
 def reach(upstream: Upstream) -> WebUpstream:
     """The way to an upstream at an address, for all lanes. Raises `Misuse`."""
@@ -76,7 +74,6 @@ def reach(upstream: Upstream) -> WebUpstream:
             headers={} if upstream.needs_caller else upstream.values_for({}, ""),
             token=token_provider(address.token_env, address.token_file, os.environ),
             patience=upstream.patience,
-            insecure=address.insecure,
             mask=upstream.mask,
         )
     except NotUsable as refused:
@@ -116,7 +113,7 @@ class UpstreamLanes:
             sentence = f"The server {name} needs the {lacks.what} of its caller, and {lacks}."
             raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT) from None
         for key, value in values.items():  # not what was seen: it may be a secret
-            if self.upstream.address is not None and not _VISIBLE.fullmatch(value):
+            if self.upstream.address is not None and not HEADER_VALUE.fullmatch(value):
                 sentence = f"The header {key} for the server {name} can have visible ASCII characters only."
                 raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT)
             if "\0" in value:

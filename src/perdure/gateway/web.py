@@ -27,7 +27,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -57,7 +56,6 @@ from perdure.remote.endpoint import (
     Unavailable,
     can_be_sent,
     checked_transport,
-    is_this_machine,
 )
 from perdure.remote.http11 import Times
 from perdure.remote.link import Link, Task
@@ -67,8 +65,6 @@ from perdure.remote.stream import StrayAnswer
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
 
-#: Seconds for which an upstream that is away, or has no room, is tried: a restart takes less, and a client waits.
-PATIENCE = 30.0
 #: Seconds for a handshake that the upstream has taken: the slowest servers load their models first.
 HANDSHAKE_SECONDS = 60.0
 #: A call that runs is looked for longer: giving it up costs its outcome, and a deploy takes minutes.
@@ -109,43 +105,28 @@ _REASONS = {
 }
 """The reasons of the engine's refusals; those of a lane go by their own words, and all others are `NOT_MCP`."""
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[ -~]*")
 _SECRET = re.compile("auth|key|token|secret|cookie|credential", re.IGNORECASE)
-_OWN_HEADERS = frozenset(
-    {
-        *("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "last-event-id"),
-        *("mcp-protocol-version", "mcp-session-id", "transfer-encoding"),
-    }
-)
 
 
 class WebUpstream:
     """Holds what all lanes to one HTTP upstream share: connections, credentials, and the log of how it does.
 
     `headers` and the bearer `token` go along with every request; of a client's request only what `for_caller` is given
-    does. `insecure` allows to send them without TLS beyond this machine. `mask` hides secrets in texts that are
-    shown. Raises `Refused` for what cannot be used.
+    does. The configuration has checked them. `mask` hides secrets in texts that are shown. Raises `Refused` for proxies
+    and certificates of the environment that cannot be used.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        headers: Mapping[str, str] | None = None,
-        token: TokenProvider | None = None,
-        patience: float = PATIENCE,
-        insecure: bool = False,
-        mask: Callable[[str], str] = str,
+        headers: Mapping[str, str],
+        token: TokenProvider | None,
+        patience: float,
+        mask: Callable[[str], str],
     ) -> None:
-        headers = headers or {}
-        _check_headers(headers)
         client, direct = checked_transport(url, token, headers=headers, times=TIMES)
         has_secrets = token is not None or any(map(_SECRET.search, headers))
-        address = urlsplit(url)
-        if has_secrets and not insecure and address.scheme == "http" and not is_this_machine(address.hostname or ""):
-            sentence = "credentials are not sent over http:// to another machine: use https://, or allow it by insecure"
-            raise Refused("insecure", sentence)
         on_401 = "does not accept the given credentials" if has_secrets else "wants a token"
         self._client = client
         self._mask = mask
@@ -164,9 +145,7 @@ class WebUpstream:
         log = ConnectionLog(url, level=logging.WARNING, first_wait=patience, mask=mask)
         self.report: Report = partial(_report_but_era, log)
 
-    def for_caller(
-        self, headers: Mapping[str, str], token: TokenProvider | None, mask: Callable[[str], str] = str
-    ) -> Self:
+    def for_caller(self, headers: Mapping[str, str], token: TokenProvider | None, mask: Callable[[str], str]) -> Self:
         """The same upstream over the same connections, with what a caller brings. `token` is asked for each request;
         `mask` hides the caller's secrets as well."""
         made = copy(self)
@@ -281,9 +260,9 @@ class _Ask:
 
 
 class WebLane:
-    """One session at an HTTP upstream. `listens`: its standalone stream is read. It is the link's program."""
+    """One session at an HTTP upstream. It is the link's program."""
 
-    def __init__(self, upstream: WebUpstream, receiver: SessionReceiver, *, listens: bool = False) -> None:
+    def __init__(self, upstream: WebUpstream, receiver: SessionReceiver) -> None:
         self._receiver = receiver
         self._route = upstream.route()
         self._link = Link(
@@ -291,7 +270,7 @@ class WebLane:
             self,
             listening_seconds=LISTENING_SECONDS,
             checks=True,
-            listens=listens,
+            listens=False,
             start_soon=self._start_soon,
         )
         self._sender = Sender(self._link)
@@ -679,20 +658,6 @@ class WebLane:
     def fail(self, error: Exception) -> None:
         """Log what a task has raised; the other tasks continue."""
         log_event(logging.ERROR, "gateway.lane_failed", f"something unforeseen: {type(error).__name__}: {error}")
-
-
-def _check_headers(headers: Mapping[str, str]) -> None:
-    for name, value in headers.items():
-        bad = ""
-        if not _HEADER_NAME.fullmatch(name):
-            bad = "is not the name of a header"
-        elif name.lower() in _OWN_HEADERS:
-            bad = "is a header that the gateway sets itself"
-        elif not _HEADER_VALUE.fullmatch(value):
-            # Not what was seen: it may be a secret.
-            bad = "has a value that is not one line of ASCII characters"
-        if bad:
-            raise Refused("bad_header", f"{encode(name)} {bad}")
 
 
 def _token(params: JsonObject | None) -> object:
