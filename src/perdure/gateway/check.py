@@ -10,7 +10,7 @@ from importlib.metadata import version
 from perdure._core import splice
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import may_run_again
-from perdure.gateway.lane import AskKey, Lane, Lost, Opened, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.lane import AskKey, Lane, Lost, RequestKey, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.tool_list import ToolPages
 from perdure.gateway.upstream import Upstream
 
@@ -96,8 +96,8 @@ class _NoAnswer(Exception):
     """A request has an error, or none, for an answer."""
 
 
-class _Answers:
-    """Takes the answers of a lane. Asks stay unanswered, because the upstream was told that its client takes none."""
+class _Answers(SessionReceiver):
+    """Takes the answers of a lane."""
 
     def __init__(self) -> None:
         self._waiting: dict[RequestKey, asyncio.Future[JsonObject]] = {}
@@ -126,18 +126,5 @@ class _Answers:
         if (waiting := self._waiting.pop(key, None)) is not None and not waiting.done():
             waiting.set_exception(error)
 
-    async def on_gone(self) -> None:
-        """Another session is begun."""
-
-    async def on_renewed(self, opened: Opened) -> None:
-        """It lists the same tools."""
-
-    def on_closed(self, why: str) -> None: ...
-
-    def on_notification(self, method: str, params: JsonObject | None, *, key: RequestKey | None) -> None: ...
-
-    def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> None: ...
-
-    def on_ask_withdrawn(self, ask: AskKey, reason: str) -> None: ...
-
-    def on_position(self, key: RequestKey, state: JsonObject) -> None: ...
+    def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> None:
+        """Nothing: the upstream was told that its client takes no asks."""

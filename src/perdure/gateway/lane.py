@@ -177,17 +177,20 @@ class Rising:
 
 class Receiver(Protocol):
     """Takes what a lane brings. Every method is called in the event loop, in the order of the messages, and returns at
-    once. Where a method returns a `Flow`, the lane waits for its room before it reads on."""
+    once. Where a method returns a `Flow`, the lane waits for its room before it reads on. A receiver leaves out what it
+    does nothing at."""
 
     def on_notification(self, method: str, params: JsonObject | None, *, key: RequestKey | None) -> Flow | None:
         """A notification that belongs to that request, as far as the lane knows. Progress has the progress token that
         the request was given. A withdrawn ask is `on_ask_withdrawn`."""
+        return None
 
     def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> Flow | None:
         """The upstream asks the client. (The lane has answered `ping`.)"""
 
     def on_ask_withdrawn(self, ask: AskKey, reason: str) -> None:
         """The upstream does not wait for that answer any more."""
+        return
 
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         """The one answer of a request: its result or, `failed`, its error object, as JSON of the upstream."""
@@ -197,9 +200,11 @@ class Receiver(Protocol):
 
     def on_position(self, key: RequestKey, state: JsonObject) -> None:
         """How `Lane.follow` of a later process can go on with the request. The newest state replaces the earlier."""
+        return
 
     def on_closed(self, why: str) -> None:
         """The lane is over, not by `aclose`. Every request was reported before. Nothing is called after it."""
+        return
 
 
 class SessionReceiver(Receiver, Protocol):
@@ -209,12 +214,14 @@ class SessionReceiver(Receiver, Protocol):
         """The upstream does not know the session of an HTTP lane any more. Returns the `state` of the session that
         another node has begun in its place, or None: then the lane begins one. Raises `UpstreamUnavailable` if there
         shall be none now; with `retry_after` the lane asks again."""
+        return None
 
     async def on_renewed(self, opened: Opened) -> None:
         """An HTTP lane has begun a session in place of the one that is gone. From now on messages go to it, at once;
         the requests that wait in the lane follow when this has returned. So the receiver sends
         `notifications/initialized` and sticky requests first, and waits for their answers. Raises
         `UpstreamUnavailable` if the session cannot be used; with `retry_after` the lane calls `on_gone` again."""
+        return
 
 
 class Lane(Protocol):

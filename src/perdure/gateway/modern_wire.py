@@ -17,7 +17,7 @@ from perdure._core.reconnect import Patience
 from perdure._core.revisions import FIRST_SESSIONLESS
 from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children
-from perdure.gateway.lane import REFUSED_SECONDS, AskKey, Lost, Reason, RequestKey, UpstreamUnavailable
+from perdure.gateway.lane import REFUSED_SECONDS, AskKey, Lost, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.gateway.pipe import PipeLane
 from perdure.gateway.web import lost_by, outcome_of
 from perdure.remote.call import Call, Ended, OutgoingRequest, params_body
@@ -205,7 +205,7 @@ class _Sent:
     take: Take
 
 
-class PipeWire:
+class PipeWire(Receiver):
     """Requests as lines to a child process, on the lane of a pipe, whose receiver this is."""
 
     def __init__(
@@ -269,9 +269,6 @@ class PipeWire:
         self._lane.reply(ask, {"error": {"code": METHOD_NOT_FOUND, "message": f"Method not found: {method}"}})
         return None
 
-    def on_ask_withdrawn(self, ask: AskKey, reason: str) -> None:
-        """No ask waits."""
-
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         if (sent := self._sent.get(key)) is not None and not sent.answered.done():
             [message] = messages_in(f'{{"{"error" if failed else "result"}":{body.decode()}}}')
@@ -283,9 +280,6 @@ class PipeWire:
             if lost.unavailable is not None:
                 meaning, refusal = Meaning.REFUSED, Refused(lost.unavailable.reason.value, str(lost.unavailable))
             sent.answered.set_result(Ended(meaning=meaning, why=lost.why, refusal=refusal))
-
-    def on_position(self, key: RequestKey, state: JsonObject) -> None:
-        """A pipe reports none."""
 
     def on_closed(self, why: str) -> None:
         if self._on_closed is not None:

@@ -269,9 +269,6 @@ class PooledLane(SessionReceiver):
         if (user := self._user(key)) is not None:
             user.on_position(state)
 
-    async def on_gone(self) -> JsonObject | None:
-        return None
-
     async def on_renewed(self, opened: Opened) -> None:
         self.opened = opened
         if self.lane is not None:

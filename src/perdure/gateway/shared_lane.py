@@ -284,9 +284,6 @@ class _Shared(SessionReceiver):
         self.lane.reply(ask, {"error": error})
         return None
 
-    def on_ask_withdrawn(self, ask: AskKey, reason: str) -> None:
-        """It was refused already."""
-
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         session, own = _parts(key)
         uri = self._subscribing.pop(key, None)
@@ -302,15 +299,6 @@ class _Shared(SessionReceiver):
         self._subscribing.pop(key, None)
         if session is not None:
             session.lose(own, lost)
-
-    def on_position(self, key: RequestKey, state: JsonObject) -> None:
-        """A program's calls end with it."""
-
-    async def on_gone(self) -> JsonObject | None:
-        return None
-
-    async def on_renewed(self, opened: Opened) -> None:
-        """Only the session of an HTTP upstream is renewed."""
 
     def on_closed(self, why: str) -> None:
         self._end()
