@@ -14,13 +14,13 @@ from perdure._core.limits import Caller
 from perdure._core.settling import UpstreamCall
 from perdure.gateway.lane import AskKey, Lost, RequestKey, Retries, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import LanePool, LaneUser, PooledLane
-from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.base import CallEnded, Flow, Outlet, Runtime
 from perdure.runtime.token_check import end_check
 from perdure.store.records import SessionRecord
 
 
 @dataclass(slots=True, eq=False)
-class CallRuntime(LaneUser):
+class CallRuntime(LaneUser, Runtime):
     _name: str
     _pool: LanePool
     _record: SessionRecord
@@ -43,16 +43,7 @@ class CallRuntime(LaneUser):
 
     def __post_init__(self) -> None:
         self.begun = asyncio.get_running_loop().create_future()
-        told = json.loads(self._record.client_params)
-        info, capabilities = told.get("clientInfo"), told["capabilities"]
-        self._client = CallClient(version=self._record.version, info=info, capabilities=capabilities)
-
-    @property
-    def keeps_state(self) -> bool:
-        return False
-
-    def mark_initialized(self) -> None:
-        """There is no handshake."""
+        self._client = CallClient.from_params(json.loads(self._record.client_params), version=self._record.version)
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         match message:
@@ -69,9 +60,6 @@ class CallRuntime(LaneUser):
                     number = int(self._request.id)
                     self._release({"reason": (params or {}).get("reason", "cancelled")})
                     self._outlet.interrupted(number)
-
-    def on_home_moved(self) -> None:
-        """A durable call has no home."""
 
     def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
         self._origin = origin

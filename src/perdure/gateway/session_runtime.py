@@ -41,7 +41,7 @@ from perdure.gateway.lane import (
     unavailable_error,
 )
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
-from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.base import CallEnded, Flow, Outlet, Runtime
 from perdure.runtime.token_check import end_check
 from perdure.store.records import SessionRecord
 from perdure.telemetry.counters import UpstreamNumbers
@@ -128,7 +128,7 @@ class LaneMaker:
 
 
 @dataclass(slots=True, eq=False)
-class SessionRuntime(SessionReceiver):
+class SessionRuntime(SessionReceiver, Runtime):
     _lanes: LaneMaker
     _record: SessionRecord
     _outlet: Outlet
@@ -177,10 +177,6 @@ class SessionRuntime(SessionReceiver):
         return self._outlet.is_home and bool(sticky.subscriptions(tuple(self._outlet.sticky)))
 
     # What the session sends
-
-    @property
-    def begun(self) -> None:
-        return None
 
     @property
     def keeps_state(self) -> bool:

@@ -125,16 +125,20 @@ class Outlet(Protocol):
 
 
 class Runtime(Protocol):
-    """Answers one session's requests while it is in memory."""
+    """Answers one session's requests while it is in memory. What has a default concerns some kinds only."""
+
+    __slots__ = ()
 
     @property
     def keeps_state(self) -> bool:
         """Whether handlers keep state in it that dropping it would lose."""
+        return False
 
     @property
     def begun(self) -> asyncio.Future[None] | None:
         """Done when a durable call was handed to a server that had to be started or reached first: the time until its
         client gets a handle counts from then. `None`: it counts at once."""
+        return None
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand over a message, in the caller's context; messages are taken in their order.
@@ -145,10 +149,12 @@ class Runtime(Protocol):
 
     def mark_initialized(self) -> None:
         """Note that another node has received the client's `initialized`."""
+        return
 
     def on_home_moved(self) -> None:
         """This node has become the session's home, or is it no longer (`Outlet.is_home`). Called only where
         `Runtimes.repeats_sticky`."""
+        return
 
     def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
         """Go on with a request that a server outside this process still runs for an earlier process, by what was kept

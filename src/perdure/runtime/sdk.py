@@ -111,7 +111,7 @@ class _Ask(NamedTuple):
     on_progress: ProgressFnT | None
 
 
-class HandlerRuntime:
+class HandlerRuntime(Runtime):
     """Runs handlers, each in a task of its own."""
 
     __slots__ = ("_asks", "_runtimes", "_tasks", "is_closed", "outlet")
@@ -122,9 +122,6 @@ class HandlerRuntime:
         self.is_closed = False
         self._tasks: dict[asyncio.Task[None], HandlerContext] = {}
         self._asks: dict[str, _Ask] = {}
-
-    def on_home_moved(self) -> None:
-        """The session repeats its sticky requests itself."""
 
     def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
         raise NotImplementedError  # a server in this process dies with it, so nothing is kept to follow
@@ -300,10 +297,6 @@ class SdkRuntime(HandlerRuntime):
         return await self.ask(method, params, opts or {}, call=None)
 
     @property
-    def begun(self) -> None:
-        return None
-
-    @property
     def keeps_state(self) -> bool:
         return bool(self._connection.state)
 
@@ -385,17 +378,6 @@ class CallRuntime(HandlerRuntime):
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
         super().__init__(runtimes, outlet)
         self._client = CallClient.from_params(json.loads(record.client_params), version=record.version)
-
-    @property
-    def begun(self) -> None:
-        return None
-
-    @property
-    def keeps_state(self) -> bool:
-        return False
-
-    def mark_initialized(self) -> None:
-        """There is no handshake."""
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         match message:

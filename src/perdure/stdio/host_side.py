@@ -24,6 +24,7 @@ import anyio.lowlevel
 from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE
 from perdure._core.envelope import DISCOVER, envelope_in
+from perdure._core.eras import LEVELS
 from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, Response, parse_body
 from perdure._core.lines import MAX_LINE_BYTES, Line, TooLong
 from perdure._core.sticky import METHODS as STICKY
@@ -51,9 +52,6 @@ MAX_WAITING = 100
 LARGE = 1 << 20
 
 SET_LEVEL = "logging/setLevel"
-
-#: Of the specification, the least important first.
-LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 

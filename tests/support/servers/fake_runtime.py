@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure._core.jsonrpc import Envelope, Notification, Request
 from perdure._core.limits import Caller
-from perdure.runtime.base import CallEnded, Outlet
+from perdure.runtime.base import CallEnded, Outlet, Runtime
 from perdure.store.records import SessionRecord
 
 
@@ -20,11 +20,9 @@ class Broken(BaseException):
 
 
 @dataclass(eq=False)
-class FakeRuntime:
+class FakeRuntime(Runtime):
     """Answers the requests of one session, each in a task of its own."""
 
-    keeps_state = False
-    begun = None
     _outlet: Outlet
     _gates: defaultdict[str, asyncio.Event]
     _running: dict[Any, asyncio.Task[None]] = field(default_factory=dict)
@@ -40,10 +38,6 @@ class FakeRuntime:
             self._running[(message.params or {})["requestId"]].cancel()
         if size:
             self._outlet.handled(size)
-
-    def mark_initialized(self) -> None: ...
-
-    def on_home_moved(self) -> None: ...
 
     def follow(self, call: Request, state: dict[str, Any], *, origin: object) -> None:
         raise NotImplementedError
