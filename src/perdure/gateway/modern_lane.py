@@ -168,10 +168,7 @@ class ModernLane:
 
     async def aclose(self, *, ended: bool) -> None:
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await _stop(self._tasks)
         await self._wire.aclose()
 
     # Requests
@@ -427,8 +424,7 @@ def _error(code: int, message: str) -> Answer:
 
 async def _stop(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and wait for their ends."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
+    stopped = list(tasks)
+    for task in stopped:
         task.cancel()
-    if running:
-        await asyncio.wait(running)
+    await asyncio.gather(*stopped, return_exceptions=True)

@@ -70,10 +70,6 @@ def drop(method: str, params: JsonObject | None) -> None:
     """For requests whose notifications have no reader."""
 
 
-def drop_end(why: str) -> None:
-    """For a wire that is not open."""
-
-
 class HttpWire:
     """Requests by POST; the end of a response cancels its request."""
 
@@ -81,7 +77,7 @@ class HttpWire:
         self._route = route
         self._params: JsonObject = {}
         """Of `server/discover`."""
-        self._on_closed: Callable[[str], object] = drop_end
+        self._on_closed: Callable[[str], None]
         self._checked: tuple[float, asyncio.Task[UpstreamUnavailable | None]] | None = None
         """When the revision was asked for last, and why it is not spoken any more."""
 
@@ -218,8 +214,8 @@ class PipeWire(Receiver):
         self._lane = PipeLane(children, self, greeting=DISCOVER, program=program, probe_seconds=probe_seconds)
         self._keys = count(1)
         self._sent: dict[RequestKey, _Sent] = {}
-        self._on_other: Take = drop
-        self._on_closed: Callable[[str], None] | None = None
+        self._on_other: Take
+        self._on_closed: Callable[[str], None]
 
     async def open(self, params: JsonObject, on_notification: Take, on_closed: Callable[[str], None]) -> JsonObject:
         self._on_other, self._on_closed = on_notification, on_closed
@@ -282,9 +278,8 @@ class PipeWire(Receiver):
             sent.answered.set_result(Ended(meaning=meaning, why=lost.why, refusal=refusal))
 
     def on_closed(self, why: str) -> None:
-        if self._on_closed is not None:
-            # The requests that were lost are reported first, by the tasks that wait for them.
-            asyncio.get_running_loop().call_soon(self._on_closed, why)
+        # The requests that were lost are reported first, by the tasks that wait for them.
+        asyncio.get_running_loop().call_soon(self._on_closed, why)
 
 
 def other_version(supported: object, why: str = "") -> UpstreamUnavailable:
