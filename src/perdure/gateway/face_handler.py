@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 
+@dataclass(eq=False)
 class FaceHandler:
     """Implements `SessionlessHandler` by a server that relays to an upstream (`face.py`)."""
 
-    def __init__(self, name: str, pool: LanePool, tools: Tools, settings: Settings) -> None:
-        self._name = name
-        self._pool = pool
-        self._tools = tools
-        self._settings = settings
-        self._is_wanted = asyncio.Event()
-        self._manager: asyncio.Future[StreamableHTTPSessionManager] = asyncio.get_running_loop().create_future()
+    _name: str
+    _pool: LanePool
+    _tools: Tools
+    _settings: Settings
+    _is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _manager: asyncio.Future[StreamableHTTPSessionManager] = field(default_factory=asyncio.Future)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:

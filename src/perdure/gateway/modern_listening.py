@@ -7,6 +7,7 @@ them, and one that falls into both is reported twice at worst.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
@@ -36,27 +37,20 @@ def lists_in(capabilities: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
+@dataclass(eq=False)
 class Listening:
-    """`params` makes the params of a request from a filter; `start` runs a task for as long as the lane lives."""
-
-    def __init__(
-        self,
-        wire: Wire,
-        params: Callable[[Mapping[str, Any]], JsonObject],
-        deliver: Take,
-        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        lists: frozenset[str],
-    ) -> None:
-        self._wire = wire
-        self._params = params
-        self._deliver = deliver
-        self._start = start
-        self._lists = lists
-        self._hears_lists = False
-        self._uris: dict[str, None] = {}
-        self._waiting: list[asyncio.Future[Heard]] = []
-        self._has_changed = asyncio.Event()
-        self._driver: asyncio.Task[None] | None = None
+    _wire: Wire
+    _params: Callable[[Mapping[str, Any]], JsonObject]
+    """Makes the params of a request from a filter."""
+    _deliver: Take
+    _start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    """Runs a task for as long as the lane lives."""
+    _lists: frozenset[str]
+    _hears_lists: bool = False
+    _uris: dict[str, None] = field(default_factory=dict)
+    _waiting: list[asyncio.Future[Heard]] = field(default_factory=list)
+    _has_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _driver: asyncio.Task[None] | None = None
 
     def hear_lists(self, wanted: bool) -> None:
         """Listen to the lists, or not any more."""

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from perdure._core.eras import Era, other_era
@@ -121,44 +121,36 @@ MakeFor = Callable[[SessionReceiver, Era, float | None], Lane]
 """As `MakeLane`, for a receiver."""
 
 
+@dataclass(eq=False)
 class WatchedLane:
     """A lane in the era that the upstream speaks. It reports the health of its upstream, has a seat, and gives up
     requests that take too long."""
 
-    def __init__(
-        self,
-        make: MakeFor,
-        receiver: SessionReceiver,
-        *,
-        era: KnownEra,
-        health: Health,
-        caller: Caller,
-        seats: Seats | None,
-        call_timeout: float | None,
-        has_callers_credentials: bool = False,
-        mask: Callable[[str], str] = str,
-    ) -> None:
-        """`mask` hides the secrets that the upstream is given: what it says of itself is logged and shown."""
-        self._mask = mask
-        self._make = make
-        self._receiver = receiver
-        self._known = era
-        self._era: Era
-        self._lane: Lane
-        """The one that is tried or, when it is open, used; in the era above."""
-        self._has_lane = False
-        self._health = health
-        self._caller = caller
-        self._seats = seats
-        self._has_seat = False
-        self._call_timeout = call_timeout
-        self._has_callers_credentials = has_callers_credentials
-        self._timers: dict[RequestKey, asyncio.TimerHandle] = {}
-        self._begun: dict[RequestKey, float] = {}
+    _make: MakeFor
+    _receiver: SessionReceiver
+    _: KW_ONLY
+    era: KnownEra
+    health: Health
+    caller: Caller
+    seats: Seats | None
+    call_timeout: float | None
+    has_callers_credentials: bool = False
+    mask: Callable[[str], str] = str
+    """Hides the secrets that the upstream is given: what it says of itself is logged and shown."""
+    _era: Era = field(init=False)
+    _lane: Lane = field(init=False)
+    """The one that is tried or, when it is open, used; in the era above."""
+    _has_lane: bool = False
+    _has_seat: bool = False
+    _timers: dict[RequestKey, asyncio.TimerHandle] = field(default_factory=dict)
+    _begun: dict[RequestKey, float] = field(default_factory=dict)
+    _is_renewing: bool = False
+    """The upstream has lost the session, and the handshake of the next one was not answered."""
+
+    def __post_init__(self) -> None:
+        receiver = self._receiver
         self.on_notification, self.on_position = receiver.on_notification, receiver.on_position
         self.on_ask, self.on_ask_withdrawn = receiver.on_ask, receiver.on_ask_withdrawn
-        self._is_renewing = False
-        """The upstream has lost the session, and the handshake of the next one was not answered."""
 
     @property
     def state(self) -> JsonObject:
@@ -170,20 +162,20 @@ class WatchedLane:
         return lane
 
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
-        if self._seats is not None:
-            await self._seats.take(self._caller)
+        if self.seats is not None:
+            await self.seats.take(self.caller)
             self._has_seat = True
         began = time.perf_counter()
         try:
-            opened = await open_in_era(self._known, self._make_lane, client_params, state)
+            opened = await open_in_era(self.era, self._make_lane, client_params, state)
         except UpstreamUnavailable as unmasked:
-            failure = unmasked.masked(self._mask)
+            failure = unmasked.masked(self.mask)
             self._report(failure)
             raise failure from None
         if opened.is_new:  # otherwise the upstream was not asked anything yet
-            self._health.report(UpstreamState.UP)
-            self._health.numbers.upstream_start_seconds.observe(time.perf_counter() - began)
-        return replace(opened, mask=self._mask)
+            self.health.report(UpstreamState.UP)
+            self.health.numbers.upstream_start_seconds.observe(time.perf_counter() - began)
+        return replace(opened, mask=self.mask)
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
         self._begun[key] = time.perf_counter()
@@ -195,8 +187,8 @@ class WatchedLane:
         self._limit(key)
 
     def _limit(self, key: RequestKey) -> None:
-        if self._call_timeout is not None:
-            self._timers[key] = asyncio.get_running_loop().call_later(self._call_timeout, self._time_out, key)
+        if self.call_timeout is not None:
+            self._timers[key] = asyncio.get_running_loop().call_later(self.call_timeout, self._time_out, key)
 
     def cancel(self, key: RequestKey, params: JsonObject | None) -> None:
         self._forget(key)
@@ -213,8 +205,8 @@ class WatchedLane:
 
     def _report(self, failure: UpstreamUnavailable) -> None:
         """Note why the upstream has not served a handshake, or a request."""
-        health, waits = self._health, failure.retry_after
-        if self._has_callers_credentials and failure.challenge is not None:
+        health, waits = self.health, failure.retry_after
+        if self.has_callers_credentials and failure.challenge is not None:
             health.report(UpstreamState.UP)  # it refuses one caller
         elif is_for_one_client(failure.code, is_up=health.state is UpstreamState.UP):
             health.note_failure(str(failure))
@@ -225,10 +217,10 @@ class WatchedLane:
 
     def _report_up(self) -> None:
         # The processes of a program do not tell of each other: that one answers does not say that the next one starts.
-        if self._seats is None:
+        if self.seats is None:
             self._is_renewing = False
-            if self._health.state is not UpstreamState.UP:
-                self._health.report(UpstreamState.UP)
+            if self.health.state is not UpstreamState.UP:
+                self.health.report(UpstreamState.UP)
 
     async def on_gone(self) -> JsonObject | None:
         self._is_renewing = True
@@ -240,15 +232,15 @@ class WatchedLane:
 
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         if (began := self._forget(key)) is not None:
-            self._health.numbers.upstream_request_seconds.observe(time.perf_counter() - began)
+            self.health.numbers.upstream_request_seconds.observe(time.perf_counter() - began)
         self._report_up()
         self._receiver.on_answer(key, body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
         self._forget(key)
-        lost = lost.masked(self._mask)
+        lost = lost.masked(self.mask)
         if lost.has_other_era:
-            self._known.learnt = other_era(self._era)  # the upstream was replaced
+            self.era.learnt = other_era(self._era)  # the upstream was replaced
         # All else may be about this request alone.
         if lost.unavailable is not None and (self._is_renewing or lost.unavailable.reason in _OF_ALL_REQUESTS):
             self._report(lost.unavailable)
@@ -256,8 +248,8 @@ class WatchedLane:
 
     def on_closed(self, why: str) -> None:
         self._leave()
-        why = self._mask(why)
-        self._health.note_failure(why)
+        why = self.mask(why)
+        self.health.note_failure(why)
         self._receiver.on_closed(why)
 
     def _forget(self, key: RequestKey) -> float | None:
@@ -269,13 +261,13 @@ class WatchedLane:
     def _time_out(self, key: RequestKey) -> None:
         self._forget(key)
         self._lane.cancel(key, {"reason": "it took too long"})
-        why = f"the server did not answer within {self._call_timeout:g} s (call_timeout)"
+        why = f"the server did not answer within {self.call_timeout:g} s (call_timeout)"
         self._receiver.on_lost(key, Lost(ran=True, why=why, is_final=True))
 
     def _leave(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        if self._seats is not None and self._has_seat:
+        if self.seats is not None and self._has_seat:
             self._has_seat = False
-            self._seats.leave(self._caller)
+            self.seats.leave(self.caller)

@@ -15,6 +15,7 @@ import stat
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -264,9 +265,8 @@ class Endpoint:
     """`on_401` ends the sentence about a 401: what the user can do.
 
     `direct`: requests go over it, past the library above it, unless the server redirects or encodes; the client then
-    has no other auth than a `Bearer`, and cookies are not kept. `times` are those of such requests. `headers` and
-    `bearer` are of this endpoint alone, beside or in place of those of the client. `mask` hides secrets of addresses in
-    sentences.
+    has no other auth than a `Bearer`, and cookies are not kept. `times` are those of such requests. `mask` hides the
+    secrets of addresses in sentences.
     """
 
     def __init__(
@@ -277,14 +277,12 @@ class Endpoint:
         on_401: str,
         direct: Direct | None = None,
         times: Times = TIMES,
-        headers: Mapping[str, str] | None = None,
-        bearer: Bearer | None = None,
         mask: Callable[[str], str] = str,
     ) -> None:
         self._client = client
         self._mask = mask
-        self._headers = headers or {}
-        self._bearer = bearer
+        self._headers: Mapping[str, str] = {}
+        self._bearer: Bearer | None = None
         self._address = httpx2.URL(url)
         self._on_401 = on_401
         self._direct = direct
@@ -300,11 +298,12 @@ class Endpoint:
         return Endpoint(self._client, url, on_401=self._on_401, mask=self._mask)
 
     def carrying(self, headers: Mapping[str, str], token: TokenProvider | None, *, on_401: str) -> Endpoint:
-        """The same address over the same connections, with headers of its own. `token` is asked for each request."""
-        bearer = None if token is None else Bearer(token, keeps=False)
-        how: Any = {"direct": self._direct, "times": self._times, "mask": self._mask}
-        how |= {"headers": headers, "bearer": bearer}
-        return Endpoint(self._client, self.url, on_401=on_401, **how)
+        """The same address over the same connections, with headers and a token beside or in place of those of the
+        client. `token` is asked for each request."""
+        made = copy(self)
+        made._headers, made._on_401 = headers, on_401
+        made._bearer = None if token is None else Bearer(token, keeps=False)
+        return made
 
     def post(
         self, body: bytes, handshake: Handshake | None, headers: Mapping[str, str] | None = None
