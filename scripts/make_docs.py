@@ -117,8 +117,9 @@ MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
     ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
+    ("Tool step", states.TOOL_STEP, states.ToolStepState.OPEN),
     ("Claim", states.CLAIM, states.ClaimState.HOLDING),
-    ("Exchange", states.EXCHANGE, states.ExchangeState.RUNNING),
+    ("Passed on", states.PASSED_ON, states.PassedOnState.RUNNING),
 ]
 
 
@@ -350,7 +351,7 @@ def rooms(_: str) -> str:
 
 
 def diagrams(_: str) -> str:
-    theory = dict(re.findall(r"^\*\*(\w+)\.\*\* (.+?)(?=\n\n|\Z)", states.__doc__ or "", re.DOTALL | re.MULTILINE))
+    theory = dict(re.findall(r"^\*\*([\w ]+)\.\*\* (.+?)(?=\n\n|\Z)", states.__doc__ or "", re.DOTALL | re.MULTILINE))
     return "\n".join(
         f"## {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n"
         for name, moves, first in MACHINES

@@ -1,5 +1,6 @@
 """The state tables: complete, closed, and honest about what cannot happen."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,24 +11,24 @@ from perdure._core.states import (
     CALL,
     CLAIM,
     CONTENT,
-    EXCHANGE,
+    PASSED_ON,
     CallState,
     ClaimState,
     ClaimStep,
     ContentStep,
-    ExchangeState,
-    ExchangeStep,
     IllegalStep,
+    PassedOnState,
+    PassedOnStep,
     advance,
 )
 
-NAMES = ("Content", "Writing", "Reader", "Session", "Call", "Claim", "Exchange")
+NAMES = ("Content", "Writing", "Reader", "Session", "Call", "ToolStep", "Claim", "PassedOn")
 """The first state of each is the one in which its life begins."""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_state_is_in_its_table_and_can_be_reached(name: str) -> None:
-    table: Mapping[Any, Mapping[Any, Any]] = getattr(states, name.upper())
+    table: Mapping[Any, Mapping[Any, Any]] = getattr(states, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper())
     all_states, steps = (list(getattr(states, name + kind)) for kind in ("State", "Step"))
     reached, waiting = {all_states[0]}, all_states[:1]
     while waiting:
@@ -59,12 +60,12 @@ def test_a_claim_that_lapsed_may_be_renewed_and_one_that_was_buried_never_is() -
     assert set(CLAIM[ClaimState.BURIED].values()) == {ClaimState.BURIED}
 
 
-def test_a_server_that_stops_answers_every_exchange_once() -> None:
+def test_a_server_that_stops_answers_every_request_once() -> None:
     """What is answered stays so; what is not is owed, and the SDK's late answer changes nothing."""
-    stopped = {state: advance(EXCHANGE, state, ExchangeStep.STOP) for state in ExchangeState}
+    stopped = {state: advance(PASSED_ON, state, PassedOnStep.STOP) for state in PassedOnState}
     assert stopped == {
-        ExchangeState.RUNNING: ExchangeState.OWED,
-        ExchangeState.STREAMING: ExchangeState.LAST,
-    } | {state: state for state in (ExchangeState.ANSWERED, ExchangeState.OWED, ExchangeState.LAST)}
-    for state in (ExchangeState.OWED, ExchangeState.LAST):
-        assert set(EXCHANGE[state].values()) == {state}
+        PassedOnState.RUNNING: PassedOnState.OWED,
+        PassedOnState.STREAMING: PassedOnState.LAST,
+    } | {state: state for state in (PassedOnState.ANSWERED, PassedOnState.OWED, PassedOnState.LAST)}
+    for state in (PassedOnState.OWED, PassedOnState.LAST):
+        assert set(PASSED_ON[state].values()) == {state}

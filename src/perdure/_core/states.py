@@ -1,4 +1,4 @@
-"""Tables hold the lives of a stream, a reader, a session, a call, a tool step, a node's claim and an exchange.
+"""Tables hold the lives of streams, readers, sessions, calls, tool steps, claims, and requests that are passed on.
 
 Each table maps a state and a step to the state that follows. A step that is not in the table cannot happen: `advance`
 raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
@@ -33,7 +33,7 @@ claim is renewed and the node goes on: fences show what was taken from it meanwh
 know any more is BURIED, because another one has settled what it left, or it has left by itself. It ends; an answer to
 an earlier beat that is late changes nothing.
 
-**Exchange.** One request of 2026-07-28, which the SDK handles, and its response. It is RUNNING until the response
+**Passed on.** One request of 2026-07-28, which the SDK handles, and its response. It is RUNNING until the response
 begins: an event stream (STREAMING until the last event), or one body, which follows its head at once and counts as
 ANSWERED with it. If the server stops before that, the response is OWED: a whole one, or the LAST event of its stream.
 The server writes it, and drops what the SDK still sends.
@@ -150,7 +150,7 @@ class ClaimStep(_Name):
     BURY = "bury"
 
 
-class ExchangeState(_Name):
+class PassedOnState(_Name):
     RUNNING = "running"
     STREAMING = "streaming"
     ANSWERED = "answered"
@@ -158,7 +158,7 @@ class ExchangeState(_Name):
     LAST = "last"
 
 
-class ExchangeStep(_Name):
+class PassedOnStep(_Name):
     BEGIN_STREAM = "begin stream"
     BEGIN_BODY = "begin body"
     COMPLETE = "complete"
@@ -245,20 +245,20 @@ CLAIM: Mapping[ClaimState, Mapping[ClaimStep, ClaimState]] = {
     ClaimState.BURIED: dict.fromkeys(ClaimStep, ClaimState.BURIED),
 }
 
-_SAID = (ExchangeStep.BEGIN_STREAM, ExchangeStep.BEGIN_BODY, ExchangeStep.COMPLETE)
-EXCHANGE: Mapping[ExchangeState, Mapping[ExchangeStep, ExchangeState]] = {
-    ExchangeState.RUNNING: {
-        ExchangeStep.BEGIN_STREAM: ExchangeState.STREAMING,
-        ExchangeStep.BEGIN_BODY: ExchangeState.ANSWERED,
-        ExchangeStep.STOP: ExchangeState.OWED,
+_SAID = (PassedOnStep.BEGIN_STREAM, PassedOnStep.BEGIN_BODY, PassedOnStep.COMPLETE)
+PASSED_ON: Mapping[PassedOnState, Mapping[PassedOnStep, PassedOnState]] = {
+    PassedOnState.RUNNING: {
+        PassedOnStep.BEGIN_STREAM: PassedOnState.STREAMING,
+        PassedOnStep.BEGIN_BODY: PassedOnState.ANSWERED,
+        PassedOnStep.STOP: PassedOnState.OWED,
     },
-    ExchangeState.STREAMING: {
-        ExchangeStep.COMPLETE: ExchangeState.ANSWERED,
-        ExchangeStep.STOP: ExchangeState.LAST,
+    PassedOnState.STREAMING: {
+        PassedOnStep.COMPLETE: PassedOnState.ANSWERED,
+        PassedOnStep.STOP: PassedOnState.LAST,
     },
-    ExchangeState.ANSWERED: dict.fromkeys((ExchangeStep.COMPLETE, ExchangeStep.STOP), ExchangeState.ANSWERED),
-    ExchangeState.OWED: dict.fromkeys((*_SAID, ExchangeStep.STOP), ExchangeState.OWED),
-    ExchangeState.LAST: dict.fromkeys((ExchangeStep.COMPLETE, ExchangeStep.STOP), ExchangeState.LAST),
+    PassedOnState.ANSWERED: dict.fromkeys((PassedOnStep.COMPLETE, PassedOnStep.STOP), PassedOnState.ANSWERED),
+    PassedOnState.OWED: dict.fromkeys((*_SAID, PassedOnStep.STOP), PassedOnState.OWED),
+    PassedOnState.LAST: dict.fromkeys((PassedOnStep.COMPLETE, PassedOnStep.STOP), PassedOnState.LAST),
 }
 
 State = TypeVar("State", bound=enum.Enum)

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from perdure._core.envelope import CALLS, DISCOVER, LISTEN, SUBSCRIPTION, TASKS
 from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.revisions import REVISIONS
-from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
+from perdure._core.states import PASSED_ON, PassedOnState, PassedOnStep, advance
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.credentials import caller_of, ending_with_token, principal_of
 from perdure.http.durable_calls import DurableCallHandler
@@ -26,10 +26,10 @@ from perdure.runtime.hosted import SessionlessHandler
 from perdure.sessions.ledger import unknown_outcome
 from perdure.telemetry.log_records import log_event
 
-_OWING = (ExchangeState.OWED, ExchangeState.LAST)
+_OWING = (PassedOnState.OWED, PassedOnState.LAST)
 """The server has stopped before the SDK has answered, and answers in its place."""
 
-_UNANSWERED = (ExchangeState.RUNNING, ExchangeState.STREAMING)
+_UNANSWERED = (PassedOnState.RUNNING, PassedOnState.STREAMING)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class PassedOn:
     listens: bool
     """It is a subscription, whose only answer is that it is over."""
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
-    state: ExchangeState = ExchangeState.RUNNING
+    state: PassedOnState = PassedOnState.RUNNING
     is_cut: bool = False
     """The client left before the answer was whole."""
 
@@ -49,16 +49,16 @@ class PassedOn:
     def is_owing(self) -> bool:
         return self.state in _OWING
 
-    def advance(self, step: ExchangeStep) -> None:
-        self.state = advance(EXCHANGE, self.state, step)
+    def advance(self, step: PassedOnStep) -> None:
+        self.state = advance(PASSED_ON, self.state, step)
 
     async def pass_on(self, message: Message) -> None:
         """Send a part of the SDK's response, and note how far the response is."""
         if message["type"] == "http.response.start":
             is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
-            self.advance(ExchangeStep.BEGIN_STREAM if is_stream else ExchangeStep.BEGIN_BODY)
+            self.advance(PassedOnStep.BEGIN_STREAM if is_stream else PassedOnStep.BEGIN_BODY)
         elif not message.get("more_body"):
-            self.advance(ExchangeStep.COMPLETE)
+            self.advance(PassedOnStep.COMPLETE)
         if not self.is_owing:
             await self.send(message)
 
@@ -76,7 +76,7 @@ class PassedOn:
     def stop(self) -> None:
         """Stop the SDK's handler, if it has not answered; `SdkPassthrough` answers in its place."""
         was_owing = self.is_owing
-        self.advance(ExchangeStep.STOP)
+        self.advance(PassedOnStep.STOP)
         if self.is_owing and not was_owing and self.task is not None:
             self.task.cancel()
 
@@ -236,12 +236,12 @@ class SdkPassthrough:
         except asyncio.CancelledError:
             # Of `stop`, or of the server that runs us, or of both, when that stops. uvicorn would log a traceback.
             if not running.is_owing:
-                running.advance(ExchangeStep.STOP)
+                running.advance(PassedOnStep.STOP)
             if not running.is_owing:
                 raise
             if running.task is not None:
                 running.task.uncancel()
         if running.is_owing:
             response = EventStream(receive, running.send)
-            response.has_begun = running.state is ExchangeState.LAST
+            response.has_begun = running.state is PassedOnState.LAST
             await response.answer(last_word(running.body, listens=running.listens), 200)
