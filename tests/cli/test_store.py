@@ -258,9 +258,9 @@ async def test_where_notifications_do_not_arrive_servers_poll(tmp_path: Path) ->
         run(f"CREATE DATABASE {name}")
     url = store_url()
     await lines(tmp_path, "store", "init", url)
-    deaf = f"{url}&listen={server_url().rpartition('/')[0]}/{name}"
-    assert (await checked(tmp_path, deaf, status=0))["wakeups"] == "polling"
-    shown = await lines(tmp_path, "store", "check", deaf)
+    pooled = f"{url}&listen={server_url().rpartition('/')[0]}/{name}"
+    assert (await checked(tmp_path, pooled, status=0))["wakeups"] == "polling"
+    shown = await lines(tmp_path, "store", "check", pooled)
     assert any(line.startswith("wakeups   polling: a pooler keeps notifications back") for line in shown)
 
 

@@ -583,7 +583,7 @@ async def test_a_broken_subscription_is_repeated_with_a_cue_for_everything() -> 
 
 
 async def test_a_server_that_does_not_listen_refuses_subscriptions_with_its_own_error() -> None:
-    server = MCPServer("deaf", version="1", log_level="WARNING", subscriptions=False)
+    server = MCPServer("no-changes", version="1", log_level="WARNING", subscriptions=False)
     async with (
         under_uvicorn(modern_only(server.streamable_http_app())) as port,
         http_lane(f"http://127.0.0.1:{port}/mcp") as front,

@@ -70,7 +70,7 @@ class Room:
         self._free.set()
 
 
-class Ear:
+class RecordingOutlet:
     """A session as a runtime sees it: writes down what is said."""
 
     closes_early = is_home = is_listening = True
@@ -135,23 +135,23 @@ class Ear:
     def close_reader(self, call: int | None) -> None:
         self.said.append(("close", call))
 
-    async def hears(self, count: int) -> list[tuple[Any, ...]]:
+    async def received(self, count: int) -> list[tuple[Any, ...]]:
         """Wait until so much was said."""
         await until(lambda: len(self.said) >= count)
         return self.said
 
 
 class Bench:
-    """One kind of runtime under test, and an ear for it."""
+    """One kind of runtime under test, and an outlet for it."""
 
     def __init__(self, runtimes: Runtimes, gates: defaultdict[str, asyncio.Event]) -> None:
         self.runtimes = runtimes
         self.gates = gates
-        self.ear = Ear()
+        self.outlet = RecordingOutlet()
         self._loaded: list[Runtime] = []
 
     def load(self, record: SessionRecord = ACTIVE) -> Runtime:
-        runtime = self.runtimes.load(record, self.ear)
+        runtime = self.runtimes.load(record, self.outlet)
         self._loaded.append(runtime)
         return runtime
 
@@ -221,47 +221,47 @@ def progress(call: int, step: int) -> tuple[Any, ...]:
 async def test_the_handshake_is_a_request_like_any_other(bench: Bench) -> None:
     runtime = bench.load(OPENING)
     runtime.send(request_of(1, "initialize", CLIENT), origin=None)
-    [(kind, call, result, failed)] = await bench.ear.hears(1)
+    [(kind, call, result, failed)] = await bench.outlet.received(1)
     assert (kind, call, result["protocolVersion"], failed) == ("answer", 1, VERSION, False)
     assert not runtime.keeps_state
 
 
 async def test_a_runtime_that_is_loaded_from_a_record_needs_no_handshake(bench: Bench) -> None:
     bench.load().send(call_of(7, "count", n=0), origin=None)
-    [answer] = await bench.ear.hears(1)
+    [answer] = await bench.outlet.received(1)
     assert (answer[:2], answer[3], text_of(answer)) == (("answer", 7), False, "counted to 0")
 
 
 async def test_what_a_call_says_comes_in_order_before_its_answer(bench: Bench) -> None:
     """1."""
     bench.load().send(call_of(3, "count", n=3), origin=None)
-    *said, answer = await bench.ear.hears(4)
+    *said, answer = await bench.outlet.received(4)
     assert said == [progress(3, 1), progress(3, 2), progress(3, 3)]
     assert (answer[0], answer[1]) == ("answer", 3)
 
 
 async def test_a_full_session_makes_a_call_wait_before_it_says_more(bench: Bench) -> None:
     """1."""
-    bench.ear.room.is_full = True
+    bench.outlet.room.is_full = True
     bench.load().send(call_of(1, "count", n=2), origin=None)
-    await until(lambda: bench.ear.room.entered == 1)
-    assert bench.ear.said == [progress(1, 1)]
-    bench.ear.room.free()
-    assert (await bench.ear.hears(3))[1] == progress(1, 2)
+    await until(lambda: bench.outlet.room.entered == 1)
+    assert bench.outlet.said == [progress(1, 1)]
+    bench.outlet.room.free()
+    assert (await bench.outlet.received(3))[1] == progress(1, 2)
 
 
 async def test_calls_run_beside_each_other(bench: Bench) -> None:
     runtime = bench.load()
     runtime.send(call_of(1, "count", n=1, gate="slow"), origin=None)
     runtime.send(call_of(2, "count", n=1), origin=None)
-    assert [said[-1] if said[0] == "notify" else said[1] for said in await bench.ear.hears(2)] == [2, 2]
+    assert [said[-1] if said[0] == "notify" else said[1] for said in await bench.outlet.received(2)] == [2, 2]
     bench.gates["slow"].set()
-    assert (await bench.ear.hears(4))[2] == progress(1, 1)
+    assert (await bench.outlet.received(4))[2] == progress(1, 1)
 
 
 async def test_a_request_that_cannot_be_answered_is_answered_with_an_error(bench: Bench) -> None:
     bench.load().send(request_of(1, "no/such/method"), origin=None)
-    [(kind, call, error, failed)] = await bench.ear.hears(1)
+    [(kind, call, error, failed)] = await bench.outlet.received(1)
     assert (kind, call, error["code"], failed) == ("answer", 1, -32601, True)
     assert isinstance(error["message"], str)
 
@@ -269,29 +269,29 @@ async def test_a_request_that_cannot_be_answered_is_answered_with_an_error(bench
 async def test_an_ask_waits_for_the_clients_answer(bench: Bench) -> None:
     runtime = bench.load()
     runtime.send(call_of(1, "ask"), origin=None)
-    assert await bench.ear.hears(1) == [("ask", "ask-1", "roots/list", 1)]
+    assert await bench.outlet.received(1) == [("ask", "ask-1", "roots/list", 1)]
     result = {"roots": [{"uri": "file:///a"}, {"uri": "file:///b"}]}
     runtime.send(Response(id="ask-1", raw={"jsonrpc": "2.0", "id": "ask-1", "result": result}), origin=None)
-    _, answer = await bench.ear.hears(2)
+    _, answer = await bench.outlet.received(2)
     assert (answer[1], text_of(answer)) == (1, "2 roots")
 
 
 async def test_a_call_that_has_its_answer_does_not_wait_for_an_ask(bench: Bench) -> None:
     """2."""
-    bench.ear.over.add(1)
+    bench.outlet.over.add(1)
     bench.load().send(call_of(1, "ask"), origin=None)
-    [(kind, call, *_)] = await bench.ear.hears(1)
+    [(kind, call, *_)] = await bench.outlet.received(1)
     assert (kind, call) == ("answer", 1)
 
 
 async def test_a_cancelled_call_ends_without_an_answer(bench: Bench) -> None:
     runtime = bench.load()
     runtime.send(call_of(1, "count", n=2, gate="never", first=1), origin=None)
-    await bench.ear.hears(1)
+    await bench.outlet.received(1)
     runtime.send(Notification(method="notifications/cancelled", params={"requestId": 1}, raw={}), origin=None)
-    assert await bench.ear.hears(2) == [progress(1, 1), ("interrupted", 1)]
+    assert await bench.outlet.received(2) == [progress(1, 1), ("interrupted", 1)]
     runtime.send(call_of(2, "count", n=0), origin=None)
-    assert [said[:2] for said in await bench.ear.hears(3)][2:] == [("answer", 2)]
+    assert [said[:2] for said in await bench.outlet.received(3)][2:] == [("answer", 2)]
 
 
 async def test_a_notification_with_a_size_is_reported_once_it_was_handled(bench: Bench) -> None:
@@ -299,50 +299,50 @@ async def test_a_notification_with_a_size_is_reported_once_it_was_handled(bench:
     note = Notification(method="notifications/roots/list_changed", params=None, raw={})
     runtime.send(note, origin=None, size=123)
     runtime.send(note, origin=None)
-    assert await bench.ear.hears(1) == [("handled", 123)]
+    assert await bench.outlet.received(1) == [("handled", 123)]
     runtime.send(call_of(1, "count", n=0), origin=None)
-    assert [said[0] for said in await bench.ear.hears(2)] == ["handled", "answer"]
+    assert [said[0] for said in await bench.outlet.received(2)] == ["handled", "answer"]
 
 
 async def test_a_closed_runtime_says_nothing_more(bench: Bench) -> None:
     """3."""
     runtime = bench.load()
     runtime.send(call_of(1, "count", n=2, gate="closed", first=1), origin=None)
-    await bench.ear.hears(1)
+    await bench.outlet.received(1)
     await runtime.aclose(ended=False)
     bench.gates["closed"].set()
-    with quiet(bench.ear):
+    with quiet(bench.outlet):
         other = bench.load()
         other.send(call_of(2, "count", n=0), origin=None)
-        await bench.ear.hears(2)
-    assert [said[:2] for said in bench.ear.said[1:]] == [("answer", 2)]
+        await bench.outlet.received(2)
+    assert [said[:2] for said in bench.outlet.said[1:]] == [("answer", 2)]
 
 
 @contextmanager
-def quiet(ear: Ear) -> Iterator[None]:
+def quiet(outlet: RecordingOutlet) -> Iterator[None]:
     """Nothing is said of call 1 meanwhile."""
-    before = len([said for said in ear.said if 1 in said])
+    before = len([said for said in outlet.said if 1 in said])
     yield
-    assert len([said for said in ear.said if 1 in said]) == before
+    assert len([said for said in outlet.said if 1 in said]) == before
 
 
 async def test_a_call_that_breaks_is_interrupted_and_no_other(bench: Bench) -> None:
     runtime = bench.load()
     runtime.send(call_of(1, "count", n=0, gate="never"), origin=None)
     runtime.send(call_of(2, "break"), origin=None)
-    said = await bench.ear.hears(2)
+    said = await bench.outlet.received(2)
     assert sorted(message[:2] for message in said) == [("answer", 1), ("interrupted", 2)]
 
 
 async def test_a_runtime_may_be_loaded_again_for_the_same_session(bench: Bench) -> None:
     first = bench.load()
     first.send(call_of(1, "count", n=0), origin=None)
-    await bench.ear.hears(1)
+    await bench.outlet.received(1)
     await first.aclose(ended=False)
     second = bench.load()
     second.mark_initialized()
     second.send(call_of(2, "count", n=0), origin=None)
-    assert [said[:2] for said in await bench.ear.hears(2)] == [("answer", 1), ("answer", 2)]
+    assert [said[:2] for said in await bench.outlet.received(2)] == [("answer", 1), ("answer", 2)]
 
 
 async def test_a_tool_of_the_sdk_hears_its_clients_progress_and_waits_no_longer_than_it_means_to() -> None:
@@ -366,15 +366,15 @@ async def test_a_tool_of_the_sdk_hears_its_clients_progress_and_waits_no_longer_
         bench = Bench(started.runtimes, defaultdict(asyncio.Event))
         runtime = bench.load()
         runtime.send(call_of(1, "ask", seconds=60.0), origin=None)
-        [(_, name, _, call)] = await bench.ear.hears(1)
+        [(_, name, _, call)] = await bench.outlet.received(1)
         for token in (name, "ask-9"):
             params = {"progressToken": token, "progress": 1, "total": 2, "message": "half"}
             runtime.send(Notification(method="notifications/progress", params=params, raw={}), origin=None)
         await until(lambda: heard)
         runtime.send(Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": {"roots": []}}), origin=None)
-        assert (text_of((await bench.ear.hears(2))[1]), heard, call) == ("answered", [(1.0, 2, "half")], 1)
+        assert (text_of((await bench.outlet.received(2))[1]), heard, call) == ("answered", [(1.0, 2, "half")], 1)
         runtime.send(call_of(2, "ask", seconds=0.01), origin=None)
-        withdrawn, answer = (await bench.ear.hears(5))[3:]
+        withdrawn, answer = (await bench.outlet.received(5))[3:]
         assert withdrawn[2] == {"requestId": "ask-2", "reason": "timed out after 0.01s"}
         assert text_of(answer) == "Request 'roots/list' timed out"
         await bench.aclose()

@@ -124,7 +124,7 @@ async def test_requests_end_when_the_client_is_closed(monkeypatch: pytest.Monkey
         await receive()
         await send(START)
         await send(part(b"."))
-        if scope["path"] == "/polite":
+        if scope["path"] == "/leaves":
             ends.append((await receive())["type"])
             return
         try:
@@ -134,7 +134,7 @@ async def test_requests_end_when_the_client_is_closed(monkeypatch: pytest.Monkey
             raise
 
     client = httpx2.AsyncClient(transport=InProcess(app), base_url="http://localhost", timeout=None)
-    for path in ("/polite", "/deaf"):
+    for path in ("/leaves", "/stays"):
         request = client.build_request("GET", path)
         assert (await client.send(request, stream=True)).status_code == 200
     await client.aclose()

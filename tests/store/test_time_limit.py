@@ -127,13 +127,13 @@ async def test_what_the_store_raises_and_a_callers_leaving_are_their_own() -> No
 
 
 @contextmanager
-def freezing() -> Iterator[threading.Event]:
+def blocking() -> Iterator[threading.Event]:
     """Work that waits for this event stands for a thread that the disk keeps."""
-    thaw = threading.Event()
+    released = threading.Event()
     try:
-        yield thaw
+        yield released
     finally:
-        thaw.set()
+        released.set()
 
 
 def taking(seconds: float, answer: T) -> Callable[..., T]:
@@ -170,10 +170,10 @@ async def reading(path: Path) -> AsyncIterator[ReaderPool]:
 
 async def test_a_writer_that_is_stuck_in_one_operation_is_told_and_goes_on_afterwards(tmp_path: Path) -> None:
     async with writing(tmp_path / "log.db") as writer:
-        with freezing() as thaw:
-            frozen = asyncio.create_task(writer.run(lambda _, __: thaw.wait()))
+        with blocking() as released:
+            blocked = asyncio.create_task(writer.run(lambda _, __: released.wait()))
             behind = asyncio.create_task(writer.run(lambda _, __: "too late"))
-            told = await asyncio.gather(frozen, behind, return_exceptions=True)
+            told = await asyncio.gather(blocked, behind, return_exceptions=True)
         assert {type(answer) for answer in told} == {StoreUnavailable}
         assert await writer.run(lambda _, __: "works") == "works"
 
@@ -251,12 +251,12 @@ async def test_a_herd_of_readers_is_served_in_its_turn(tmp_path: Path) -> None:
 
 async def test_a_read_that_is_stuck_is_told_while_the_other_thread_serves(tmp_path: Path) -> None:
     async with reading(tmp_path / "log.db") as readers:
-        with freezing() as thaw:
-            frozen = asyncio.create_task(readers.run(lambda _: thaw.wait()))
+        with blocking() as released:
+            blocked = asyncio.create_task(readers.run(lambda _: released.wait()))
             await asyncio.sleep(0)
             served = 0
-            while not frozen.done():
+            while not blocked.done():
                 served += await readers.run(taking(LIMIT / 20, 1))
             with pytest.raises(StoreUnavailable):
-                await frozen
+                await blocked
         assert served > 1
