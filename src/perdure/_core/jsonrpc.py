@@ -65,6 +65,12 @@ class Request:
     params: JsonObject | None
     raw: JsonObject
 
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """`_meta` of its params."""
+        meta = (self.params or {}).get("_meta")
+        return meta if isinstance(meta, Mapping) else {}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notification:

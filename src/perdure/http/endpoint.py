@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 
 from perdure._core import sticky
 from perdure._core.durable_calls import MAX_KEY, is_key
+from perdure._core.envelope import KEY
 from perdure._core.ids import Kind, NodeId, parse_position
 from perdure._core.jsonrpc import Batch, Envelope, Notification, Request
 from perdure._core.limits import Caller, weigh
@@ -43,7 +44,7 @@ from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.http.session_tasks import SessionTaskHandler
 from perdure.runtime.hosted import Started
 from perdure.sessions.durable_calls import DurableCalls
-from perdure.sessions.keyed_calls import AnswerGone, CallKey, KeyTaken, TooManyKeys, has_key, key_in
+from perdure.sessions.keyed_calls import AnswerGone, CallKey, KeyTaken, TooManyKeys
 from perdure.sessions.ledger import Call, Duplicate
 from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, attach, read_answers
 from perdure.sessions.session import FirstAnswer, Intake, Session
@@ -267,18 +268,18 @@ class PostHandler:
 
     async def _accept(self, new: NewRequests) -> tuple[Stream, list[Call]]:
         """Write requests. One whose key belongs to a call is joined to it."""
-        given = [request for request in new.requests if request.method == "tools/call" and has_key(request.params)]
+        given = [request for request in new.requests if request.method == "tools/call" and KEY in request.meta]
         if not given:
             return await self._write(new)
         if len(new.requests) > 1:
             raise HttpRefusal(Refusal.KEY_IN_BATCH, where=KEY_MEMBER)
         [request], owner, keyed = given, new.session.record.owner, self._context.keyed
-        if not is_key(key := key_in(request.params)):
+        if not is_key(key := request.meta.get(KEY)):
             raise HttpRefusal(Refusal.BAD_KEY, where=KEY_MEMBER, limit=MAX_KEY, seen=repr(key))
         async with keyed.one_at_a_time(keyed.names(owner, key)[1]):
             for _ in range(BEGIN_MOST):
                 try:
-                    found = await keyed.find(self._context, owner, request.method, request.params or {})
+                    found = await keyed.find(self._context, owner, request)
                     if found.is_taken:
                         self._context.counters.calls_joined += 1
                         if found.waits_in is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from perdure._core import early_answers as texts
 from perdure._core import heartbeats
 from perdure._core.durable_calls import CallClient, client_of, tools_on
+from perdure._core.envelope import KEY
 from perdure._core.session_tasks import wants_task
 from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState
@@ -24,7 +25,6 @@ from perdure.log.chores import cancel_all
 from perdure.log.stream import Stream
 from perdure.sessions.calls_by_id import CallsById, KnownCall, resume_if_waiting
 from perdure.sessions.context import ServerContext
-from perdure.sessions.keyed_calls import has_key
 from perdure.sessions.ledger import Call, encode, encode_answer, name_of
 from perdure.store.records import Event, SessionRecord
 
@@ -72,7 +72,7 @@ class EarlyAnswers:
         if texts.may_be_own(params.get("name")):
             link.answer_here(call, self._serve(link, call, origin, within))
             return True
-        is_exempt = has_key(params) or wants_task(params)
+        is_exempt = KEY in call.request.meta or wants_task(params)
         if call.stream.has_one_call and not call.stream.answered and not is_exempt:
             left = _left(link, call, within)
             if link.own_tools is None:

@@ -15,15 +15,15 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perdure._core.codes import ANSWER_GIVEN_UP
 from perdure._core.durable_calls import call_digest, key_names
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, SessionId, StreamId
-from perdure._core.jsonrpc import error_payload, meta_of
+from perdure._core.jsonrpc import Request, error_payload
 from perdure._core.states import SessionState
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import start
@@ -78,16 +78,6 @@ class CallKey:
     """The session of a call that waits for its principal."""
 
 
-def has_key(params: Mapping[str, Any] | None) -> bool:
-    """Whether a request gives a key, of whatever form."""
-    return KEY in meta_of(params)
-
-
-def key_in(params: Mapping[str, Any] | None) -> object:
-    """The key of a request, unchecked; `None` without one."""
-    return meta_of(params).get(KEY)
-
-
 class KeyedCalls:
     """The calls with a key in the sessions of this process, and the requests that were joined to one."""
 
@@ -123,10 +113,10 @@ class KeyedCalls:
     def is_running(self, stream: StreamId) -> bool:
         return stream in self._running
 
-    async def find(self, context: ServerContext, owner: str, method: str, params: Mapping[str, Any]) -> CallKey:
+    async def find(self, context: ServerContext, owner: str, request: Request) -> CallKey:
         """Look whether the call of a request's key exists. Raises `KeyTaken`, `AnswerGone` and `StoreError`."""
-        record_id, stream_id = self.names(owner, str(key_in(params)))
-        key = CallKey(record=record_id, stream=stream_id, digest=call_digest(method, params))
+        record_id, stream_id = self.names(owner, str(request.meta.get(KEY)))
+        key = CallKey(record=record_id, stream=stream_id, digest=call_digest(request.method, request.params or {}))
         store, record = context.store, None
         if (stream := await stream_by_id(store, stream_id)) is None:
             if (record := await store.session(record_id)) is None:
@@ -171,7 +161,7 @@ class KeyedCalls:
 
     def on_answered(self, link: RuntimeLink, call: Call) -> None:
         """A call is answered: the time of its key begins."""
-        if call.stream.id in self._running and isinstance(key := key_in(call.request.params), str):
+        if call.stream.id in self._running and isinstance(key := call.request.meta.get(KEY), str):
             record = self.names(link.keeper.record.owner, key)[0]
             link.context.put(ChangeSession(session=record, active=link.context.clock()))
 
@@ -183,7 +173,7 @@ class KeyedCalls:
 
     def take(self, link: RuntimeLink, call: Call) -> bool:
         """Look at a call that is about to run. Returns whether it is answered here, with the answer of another one."""
-        key = key_in(call.request.params)
+        key = call.request.meta.get(KEY)
         if not isinstance(key, str) or link.keeper.is_durable_call:
             return False
         stream = self.names(link.keeper.record.owner, key)[1]
@@ -197,7 +187,7 @@ class KeyedCalls:
 
     def on_cancelled(self, link: RuntimeLink, call: Call) -> None:
         """The client cancels a request; with one that was joined to a call, it cancels that call."""
-        if isinstance(key := key_in(call.request.params), str):
+        if isinstance(key := call.request.meta.get(KEY), str):
             stream = self.names(link.keeper.record.owner, key)[1]
             if stream != call.stream.id:
                 start(_cancel(link.context, stream))

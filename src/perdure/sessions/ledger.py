@@ -25,7 +25,7 @@ from perdure._core import session_tasks
 from perdure._core.codes import OUTCOME_UNKNOWN, REQUEST_CANCELLED
 from perdure._core.durable_calls import TaskStatus
 from perdure._core.ids import RecordKind
-from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, coerce_id, error_payload, meta_of, parse_body
+from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, coerce_id, error_payload, parse_body
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
@@ -332,7 +332,7 @@ def request_of(row: CallRecord) -> Request | None:
 
 def progress_token(request: Request) -> int | str | None:
     """`params._meta.progressToken`, if it is one: a string or an integer."""
-    token = meta_of(request.params).get("progressToken")
+    token = request.meta.get("progressToken")
     return token if isinstance(token, str | int) and not isinstance(token, bool) else None
 
 

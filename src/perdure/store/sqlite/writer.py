@@ -31,6 +31,7 @@ from perdure.store.sqlite.file import (
     open_checkpointer,
     open_writer,
     patiently,
+    pragma,
     refuse_newer,
     rollback,
 )
@@ -292,7 +293,7 @@ class WritingConnection:
         self._execute = self._connection.cursor().execute
         self.steps = StepWriter(self._connection)
         self.too_new = None
-        self._seen = self._data_version()
+        self._seen = pragma(self._connection, "data_version")
         self._checkpoints = Checkpoints(self._path, self.identity, log_full=log_full)
 
     def close_checkpoints(self) -> None:
@@ -320,11 +321,11 @@ class WritingConnection:
 
     def observe(self) -> int:
         """Return a number that changes when another process has written; raise if that was a newer release."""
-        version = self._data_version()
+        (version,) = self._execute("PRAGMA data_version").fetchone()
         if version != self._seen:
             self._refuse_newer()
             self._seen = version
-        return version
+        return int(version)
 
     def _refuse_newer(self) -> None:
         try:
@@ -332,10 +333,6 @@ class WritingConnection:
         except StoreTooNew as error:
             self.too_new = str(error)
             raise
-
-    def _data_version(self) -> int:
-        (version,) = self._execute("PRAGMA data_version").fetchone()
-        return int(version)
 
     # Transactions
 
@@ -368,7 +365,7 @@ class WritingConnection:
             self.moves += 1
             before, seen = seen, None
             with contextlib.suppress(*NAMED):  # another process may keep even readers out
-                seen = self._data_version()
+                seen = pragma(self._connection, "data_version")
             return seen != before
 
         begin = partial(self._connection.execute, "BEGIN IMMEDIATE")
@@ -468,5 +465,4 @@ class Checkpoints:
 def _copy(connection: sqlite3.Connection) -> int:
     """Copy what no reader needs in the log any more; returns the bytes in the log."""
     _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    (page,) = connection.execute("PRAGMA page_size").fetchone()
-    return int(pages * page)
+    return int(pages) * pragma(connection, "page_size")
