@@ -41,7 +41,8 @@ async def test_the_next_call_runs_in_a_new_session_and_once(
         assert client.session_id not in (None, first)
         assert shop.seen == ["counted 2"]
         assert site.app.counters.snapshot()["sessions_opened"] == 2
-    assert [vars(record).get("action") for record in caplog.records].count("remote.session_gone") == 1
+    gone = [record for record in caplog.records if vars(record).get("action") == "remote.session_gone"]
+    assert [record.message for record in gone] == [f"the session at {url_of(site)} is gone; a new one is begun"]
 
 
 async def test_many_requests_that_find_out_at_once_begin_one_new_session(shop: ToolServer, site: Site) -> None:

@@ -79,18 +79,22 @@ class ConnectionLog:
                 self._last = why
                 log_event(logging.ERROR, "remote.refused", why, reason=reason)
             case Notice.SESSION_GONE:
-                log_event(logging.WARNING, "remote.session_gone", "the session is gone; a new one is begun")
+                sentence = f"the session at {self._where} is gone; a new one is begun"
+                log_event(logging.WARNING, "remote.session_gone", sentence)
             case Notice.NOT_RENEWED:
-                log_event(logging.WARNING, "remote.not_renewed", f"no new session could be begun: {why}")
+                sentence = f"no new session could be begun at {self._where}: {why}"
+                log_event(logging.WARNING, "remote.not_renewed", sentence)
             case Notice.NOT_REPEATED:
-                log_event(logging.WARNING, "remote.not_repeated", f"subscriptions or the log level are lost: {why}")
+                sentence = f"subscriptions or the log level at {self._where} are lost: {why}"
+                log_event(logging.WARNING, "remote.not_repeated", sentence)
             case Notice.NOT_SENT:
-                log_event(logging.WARNING, "remote.not_sent", f"a notification or a reply could not be sent: {why}")
+                sentence = f"a notification or a reply could not be sent to {self._where}: {why}"
+                log_event(logging.WARNING, "remote.not_sent", sentence)
             case Notice.POSITION_LOST:
-                sentence = "the server refused the position; what was missed is not repeated"
+                sentence = f"{self._where} refused the position; what was missed is not repeated"
                 log_event(logging.WARNING, "remote.position_lost", sentence)
             case Notice.LISTENING_LOST:
-                sentence = f"the standalone stream is given up, what belongs to no call is missed: {why}"
+                sentence = f"the standalone stream of {self._where} is given up, and its messages are missed: {why}"
                 log_event(logging.WARNING, "remote.standalone_lost", sentence)
 
 
