@@ -18,7 +18,8 @@ class MemoryServer:
 
     pages: Mapping[str, JsonObject] = field(default_factory=dict)
     """The result of `tools/list` by its cursor; "" is the first page."""
-    capabilities: JsonObject = field(default_factory=lambda: {"tools": {}})
+    capabilities: object = field(default_factory=lambda: {"tools": {}})
+    info: object = field(default_factory=lambda: {"name": "table", "version": "1"})
     unavailable: UpstreamUnavailable | None = None
     lost: Lost | None = None
     error: JsonObject | None = None
@@ -46,9 +47,8 @@ class _Lane:
         self._server.sent.append("initialize")
         if self._server.unavailable is not None:
             raise self._server.unavailable
-        info = {"name": "table", "version": "1"}
-        version = client_params["protocolVersion"]
-        result = {"protocolVersion": version, "capabilities": self._server.capabilities, "serverInfo": info}
+        version, server = client_params["protocolVersion"], self._server
+        result = {"protocolVersion": version, "capabilities": server.capabilities, "serverInfo": server.info}
         return Opened(version=version, result=result)
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.gateway import tool_list
 from perdure.gateway.check import Checked, CheckedTool, check_upstream
+from perdure.gateway.host import lane_for_check
 from perdure.gateway.lane import Lost, Reason, UpstreamUnavailable
 from perdure.gateway.upstream import HttpUpstream, Upstream
 from tests.gateway.memory_lane import MemoryServer
+from tests.support.servers.scripted_http import scripted_http
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +75,12 @@ async def test_an_upstream_without_tools_is_not_asked_for_them() -> None:
     assert server.sent == ["initialize", "notifications/initialized", "ended"]
 
 
+@pytest.mark.parametrize("odd", [7, True, "tools", ["tools"], None])
+async def test_a_handshake_in_an_odd_form_is_read_as_far_as_it_can_be(odd: object) -> None:
+    """The checks of the other servers go on, and this one has no tools that a client could be told of."""
+    assert await check(MemoryServer(capabilities=odd, info=odd)) == Checked(upstream=UPSTREAM, revision="2025-11-25")
+
+
 @pytest.mark.parametrize(
     ("server", "failure"),
     [
@@ -93,3 +102,14 @@ async def test_an_upstream_without_tools_is_not_asked_for_them() -> None:
 async def test_an_upstream_that_cannot_be_used_says_why(server: MemoryServer, failure: str) -> None:
     assert await check(server) == Checked(upstream=UPSTREAM, failure=failure)
     assert server.sent[-1] == "ended"
+
+
+async def test_a_token_that_an_upstream_repeats_is_masked(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret-token")
+    token.chmod(0o600)
+    async with scripted_http() as server:
+        server.refuse("tools/list", 200, error=[-32000, "I know s3cret-token"])
+        upstream = Upstream(name="shop", address=HttpUpstream(url=server.url, token_file=token))
+        found = await check_upstream(upstream, lane_for_check)
+    assert found.failure == "it refuses to list its tools: I know ***"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from perdure._core import splice
+from perdure._core.handshakes import capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import may_run_again
 from perdure.gateway.lane import AskKey, Lane, Lost, RequestKey, SessionReceiver, UpstreamUnavailable
@@ -56,7 +57,7 @@ async def check_upstream(upstream: Upstream, make_lane: MakeLane) -> Checked:
             try:
                 opened = await lane.open(CLIENT_PARAMS)
                 lane.notify("notifications/initialized", None)
-                cursor: str | None = "" if "tools" in (opened.result.get("capabilities") or {}) else None
+                cursor: str | None = "" if "tools" in capabilities_in(opened.result) else None
                 async with asyncio.timeout(LIST_SECONDS):
                     while cursor is not None:
                         page = await answers.of(lane, "tools/list", {"cursor": cursor} if cursor else {})
@@ -68,10 +69,11 @@ async def check_upstream(upstream: Upstream, make_lane: MakeLane) -> Checked:
     except UpstreamUnavailable as unavailable:
         return Checked(upstream=upstream, failure=upstream.mask(f"{unavailable} ({unavailable.reason.value})"))
     except _NoAnswer as error:
-        return Checked(upstream=upstream, failure=upstream.mask(str(error)))
+        return Checked(upstream=upstream, failure=upstream.mask(opened.mask(str(error))))
     except TimeoutError:
         return Checked(upstream=upstream, failure=f"it did not list its tools within {LIST_SECONDS:g} s")
-    info = opened.result.get("serverInfo") or {}
+    info = opened.result.get("serverInfo")
+    info = info if isinstance(info, dict) else {}
     return Checked(
         upstream=upstream,
         revision=opened.version,
