@@ -266,6 +266,19 @@ def test_a_value_that_holds_another_is_masked_as_a_whole_and_none_masks_nothing(
     assert Upstream(name="a", address=HttpUpstream(url="https://b"), secrets=frozenset({"abc"})).mask("abc") == "abc"
 
 
+def test_a_secret_is_masked_as_json_and_each_of_its_lines_because_a_log_has_lines() -> None:
+    key = """-----BEGIN KEY-----
+  Qm9ybi
+m\u00fc"h\\le
+}
+"""
+    upstream = Upstream(name="a", address=HttpUpstream(url="https://b"), secrets=frozenset({key}))
+    shown = [upstream.mask(line) for line in f"it is {key}!".splitlines()]
+    assert shown == ["it is ***", "  ***", "***", "}", "!"]  # a line of one character is in every other text
+    assert upstream.mask(f"a {json.dumps({'key': key})} b {key}c") == 'a {"key": "***"} b ***c'
+    assert upstream.mask(json.dumps('m\u00fc"h\\le', ensure_ascii=False)) == '"***"'
+
+
 @given(st.text(max_size=30), st.text(min_size=1, max_size=8))
 def test_a_masked_text_has_no_secret(text: str, secret: str) -> None:
     upstream = Upstream(name="a", address=HttpUpstream(url="https://b"), secrets=frozenset({secret}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -377,6 +378,26 @@ async def test_a_secret_in_an_address_is_masked(is_there: bool, caplog: pytest.L
                 assert secret not in f"{error} {health!r}"
     assert "/***/mcp" in caplog.text
     assert secret not in caplog.text
+
+
+async def test_a_token_that_an_upstream_repeats_is_masked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The one before as well, which a late message may have."""
+    token = tmp_path / "token"
+    token.write_text("s3cret-first")
+    token.chmod(0o600)
+    caplog.set_level(logging.DEBUG, "perdure")
+    async with scripted_http() as upstream, gateway(upstream.url, token_file=token, complaint="refuses") as site:
+        upstream.refuse("tools/list", 200, error=[-32000, "I know s3cret-first"])
+        peer = await site.join()
+        await until(lambda: "refuses tools/list" in caplog.text)
+        token.write_text("s3cret-second")
+        upstream.refuse("tools/call", 401)
+        assert await peer.result("plain") == "done"
+        upstream.refuse("initialize", 200, error=[-32000, "I know s3cret-first and s3cret-second"])
+        other = Peer(site)
+        response = await site.request("POST", headers=other.headers(), body=other.handshake())
+        assert "refuses the handshake: I know *** and ***" in answer_of(response)["error"]["message"]
+        assert "s3cret" not in f"{caplog.text} {site.app.upstream!r}"
 
 
 async def test_an_upstream_wants_another_token(tmp_path: Path) -> None:

@@ -139,6 +139,17 @@ async def test_a_handshake_with_a_token_that_the_upstream_refuses_is_refused_ali
     assert story.site.app.upstream.state is UpstreamState.UP  # it has refused one caller
 
 
+async def test_a_token_that_the_upstream_repeats_is_not_logged(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    token = story.token()
+    story.upstream.refuse("tools/list", 200, error=[-32000, f"I know {token}"])
+    await story.join(token)
+    await until(lambda: "refuses tools/list" in caplog.text)
+    story.upstream.refuse("initialize", 200, error=[-32000, f"I know {token}"])
+    peer = Peer(story.site, token=token)
+    await story.site.request("POST", headers=peer.headers(), body=peer.handshake())
+    await until(lambda: "refuses the handshake: I know ***" in caplog.text)
+
+
 async def test_a_call_that_needs_another_scope_is_refused_and_runs_with_it_under_the_same_id(story: Story) -> None:
     narrow, wide = story.token(scope="read"), story.token(scope="read write")
     peer = await story.join(narrow)

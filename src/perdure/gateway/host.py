@@ -193,6 +193,7 @@ class UpstreamLanes:
                 if upstream.needs_caller:
                     token = None if passport is None else passport.token
                     web = web.for_caller(dict(values.texts), token, mask)
+                mask = web.mask
 
                 def make(own: SessionReceiver, era: Era, probe: float | None) -> Lane:
                     if era is Era.SESSION:

@@ -5,6 +5,7 @@ variables or headers, because any of them may hold a secret.
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,10 +31,17 @@ MASK = "***"
 
 
 def masked(secrets: Collection[str]) -> re.Pattern[str]:
-    """A pattern that fits the values that are masked."""
+    """A pattern that fits the values that are masked: as they are, line by line, because a log has lines, and as JSON
+    has them."""
+    texts = {text for secret in secrets for text in (secret, *map(str.strip, secret.splitlines()))}
+    forms = {form for text in texts for form in (text, *_as_json(text))}
     # The longest first: one value may be a part of another. Without a value it fits nothing.
-    values = sorted((one for one in secrets if len(one) >= MIN_MASKED), key=len, reverse=True)
+    values = sorted((one for one in forms if len(one) >= MIN_MASKED), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, values)) or r"(?!)")
+
+
+def _as_json(text: str) -> tuple[str, str]:
+    return json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class CallerLacks(Exception):

@@ -21,6 +21,7 @@ import math
 import re
 import secrets
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -47,15 +48,16 @@ from perdure.gateway.lane import (
     SessionReceiver,
     UpstreamUnavailable,
 )
+from perdure.gateway.upstream import MASK, masked
 from perdure.remote.call import DEPARTURE, Call, Ended, OutgoingRequest, Sender
 from perdure.remote.endpoint import (
     Endpoint,
     Handshake,
     Refused,
-    TokenProvider,
     Unavailable,
     can_be_sent,
     checked_transport,
+    shown,
 )
 from perdure.remote.http11 import Times
 from perdure.remote.link import Link, Task
@@ -87,6 +89,9 @@ MAX_ASKS = 1_000
 MAX_SEEN = 1_000
 #: Seconds for telling the upstream that the session has ended, and for what is on its way when the lane rests.
 LEAVING_SECONDS, FLUSH_SECONDS = 5.0, 0.5
+
+#: Tokens of an upstream that are masked: the one before is in what the upstream says a moment after it was renewed.
+SENT_TOKENS = 2
 
 INITIALIZED = "notifications/initialized"
 #: What a server of 2026-07-28 alone, or of another age, answers to `initialize`.
@@ -121,15 +126,18 @@ class WebUpstream:
         url: str,
         *,
         headers: Mapping[str, str],
-        token: TokenProvider | None,
+        token: Callable[[], str] | None,
         patience: float,
         mask: Callable[[str], str],
     ) -> None:
+        self._sent: deque[str] = deque(maxlen=SENT_TOKENS)
+        self._given_mask = mask
+        mask = self.mask
+        token = token and self._noting(token)
         client, direct = checked_transport(url, token, headers=headers, times=TIMES)
         has_secrets = token is not None or any(map(_SECRET.search, headers))
         on_401 = "does not accept the given credentials" if has_secrets else "wants a token"
         self._client = client
-        self._mask = mask
         self.endpoint = Endpoint(client, url, on_401=on_401, direct=direct, times=TIMES, mask=mask)
         self.limits = ClientLimits(
             patience=Patience(max_time=patience, max_tries=sys.maxsize, first_delay=FIRST_DELAY, max_delay=MAX_DELAY),
@@ -145,14 +153,32 @@ class WebUpstream:
         log = ConnectionLog(url, level=logging.WARNING, first_wait=patience, mask=mask)
         self.report: Report = partial(_report_but_era, log)
 
-    def for_caller(self, headers: Mapping[str, str], token: TokenProvider | None, mask: Callable[[str], str]) -> Self:
+    def for_caller(
+        self, headers: Mapping[str, str], token: Callable[[], str] | None, mask: Callable[[str], str]
+    ) -> Self:
         """The same upstream over the same connections, with what a caller brings. `token` is asked for each request;
         `mask` hides the caller's secrets as well."""
         made = copy(self)
-        made._mask = mask
-        made.report = partial(_report_of_caller, self.report, mask)
+        made._sent = deque(maxlen=SENT_TOKENS)
+        made._given_mask = mask
+        made.report = partial(_report_of_caller, self.report, made.mask)
+        token = token and made._noting(token)
         made.endpoint = self.endpoint.carrying(headers, token, on_401="does not accept what its caller has sent")
         return made
+
+    def _noting(self, provider: Callable[[], str]) -> Callable[[], str]:
+        def note() -> str:
+            token = provider()
+            if token not in self._sent:
+                self._sent.append(token)
+            return token
+
+        return note
+
+    def mask(self, text: str) -> str:
+        """Hide secrets in a text that is logged or shown, and the tokens of the last requests: the upstream knows them,
+        and may repeat them."""
+        return masked(self._sent).sub(MASK, self._given_mask(text))
 
     def route(self) -> Route:
         """The way of one lane."""
@@ -164,8 +190,8 @@ class WebUpstream:
 
     async def _complain(self, error: Exception) -> None:
         level = logging.DEBUG if isinstance(error, StrayAnswer) else logging.WARNING
-        sentence = f"the upstream sent what is not a message for this lane: {self._mask(str(error))}"
-        log_event(level, "gateway.misheard", sentence)
+        sentence = f"{shown(self.endpoint.url)} sent what is not a message for this lane: {error}"
+        log_event(level, "gateway.misheard", self.mask(sentence))
 
     async def aclose(self) -> None:
         await self._client.aclose()

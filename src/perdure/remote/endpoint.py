@@ -541,7 +541,7 @@ def is_this_machine(host: str) -> bool:
 # the command line, which every user of the machine can read.
 
 
-def token_provider(env: str | None, file: Path | None, environ: Mapping[str, str]) -> TokenProvider | None:
+def token_provider(env: str | None, file: Path | None, environ: Mapping[str, str]) -> Callable[[], str] | None:
     """Reads the user's token each time that it is called: the program that renews it writes it to its file.
 
     None if the user gave none. Raises `Refused` if there is no token now.
