@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure._core.pages import MAX_PAGES
 from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS
 from perdure.client.memory import decode
-from perdure.remote.durable_calls import MOST_ROUNDS, TOOL_PAGES
+from perdure.remote.durable_calls import MOST_ROUNDS
 from tests.client.conftest import text
 from tests.client.sdk_task_server import SdkTaskServer
 from tests.client.test_killed_modern import left_behind
@@ -76,7 +77,7 @@ async def test_a_call_of_an_earlier_process_may_ask_in_as_many_rounds_as_any_oth
                 assert text(await client.pending()[0]) == " ".join(questions)
 
 
-@pytest.mark.parametrize("pages", [TOOL_PAGES, TOOL_PAGES + 1])
+@pytest.mark.parametrize("pages", [MAX_PAGES, MAX_PAGES + 1])
 async def test_so_many_pages_are_read_to_find_out_whether_a_tool_may_run_again(pages: int) -> None:
     task_server = SdkTaskServer()
     task_server.empty_pages = pages - 1
@@ -84,7 +85,7 @@ async def test_so_many_pages_are_read_to_find_out_whether_a_tool_may_run_again(p
         call = asyncio.create_task(client.call_tool("safe", {"gate": "g"}))
         await until(lambda: task_server.runs)
         proxy.cut()
-        if pages > TOOL_PAGES:
+        if pages > MAX_PAGES:
             with pytest.raises(perdure.OutcomeUnknown):
                 await call
         else:

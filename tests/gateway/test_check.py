@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.gateway import tool_list
+from perdure._core import pages
 from perdure.gateway.check import Checked, CheckedTool, check_upstream
 from perdure.gateway.host import lane_for_check
 from perdure.gateway.lane import Lost, Reason, UpstreamUnavailable
@@ -56,16 +56,16 @@ async def test_the_tools_of_all_pages_say_whether_they_may_run_again() -> None:
 
 async def test_a_cursor_that_repeats_ends_the_list() -> None:
     """G35."""
-    pages = {"": {"tools": [tool("a")], "nextCursor": "x"}, "x": {"tools": [tool("b")], "nextCursor": "x"}}
-    found = await check(MemoryServer(pages=pages))
+    listed = {"": {"tools": [tool("a")], "nextCursor": "x"}, "x": {"tools": [tool("b")], "nextCursor": "x"}}
+    found = await check(MemoryServer(pages=listed))
     assert [one.name for one in found.tools] == ["a", "b"]
 
 
 async def test_a_list_without_an_end_is_read_for_so_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_list, "MAX_PAGES", 3)
+    monkeypatch.setattr(pages, "MAX_PAGES", 3)
     numbers = ["", "1", "2", "3", "4"]
-    pages = {here: {"tools": [tool(f"t{here}")], "nextCursor": after} for here, after in itertools.pairwise(numbers)}
-    found = await check(MemoryServer(pages=pages))
+    listed = {here: {"tools": [tool(f"t{here}")], "nextCursor": after} for here, after in itertools.pairwise(numbers)}
+    found = await check(MemoryServer(pages=listed))
     assert [one.name for one in found.tools] == ["t", "t1", "t2"]
 
 

@@ -14,6 +14,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from starlette.requests import Request as HttpRequest
 
+from perdure._core import pages
 from perdure._core.durable_calls import CallClient
 from perdure._core.jsonrpc import JsonObject
 from perdure.runtime import own_requests
@@ -179,7 +180,7 @@ async def test_the_lists_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_pages_that_never_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_requests, "MAX_PAGES", 3)
+    monkeypatch.setattr(pages, "MAX_PAGES", 3)
     shop = Shop(*(["bread"] for _ in range(9)))
     async with catalog(shop.server) as tools:
         assert await look(tools, "bread") is not None

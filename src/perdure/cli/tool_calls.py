@@ -21,15 +21,13 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import METHOD_NOT_FOUND
 from pydantic import BaseModel
 
+from perdure._core.pages import Cursors
 from perdure._core.text import did_you_mean, format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
 from perdure.cli.terminal import Terminal
 from perdure.client.connect import Client
 from perdure.errors import Misuse
 from perdure.remote.endpoint import shown
-
-#: Pages of a list that are read: a server that never ends its list does not keep the command from ending.
-MAX_PAGES = 100
 
 #: Bytes of `--input-json`: four times what a server takes in a POST by default.
 MAX_INPUT = 16 << 20
@@ -185,17 +183,17 @@ async def read_offers(client: Client) -> Plain:
 async def read_list(read: Callable[..., Awaitable[types.PaginatedResult]], name: str) -> list[Plain]:
     """Read all pages of a list. A list that the server does not know is empty."""
     found: list[Plain] = []
-    cursor: str | None = None
-    for page in range(MAX_PAGES):
+    cursors = Cursors()
+    cursor: str | None = ""
+    while cursor is not None:
         try:
-            result = await read(cursor=cursor)
+            page = plain(await read(cursor=cursor or None))
         except MCPError as error:
-            if error.code != METHOD_NOT_FOUND or page:
+            if error.code != METHOD_NOT_FOUND or cursor:
                 raise
             break
-        found += plain(result)[name]
-        if (cursor := result.next_cursor) is None:
-            break
+        found += page[name]
+        cursor = cursors.after(page)
     return found
 
 

@@ -13,8 +13,8 @@ from perdure._core import splice
 from perdure._core.handshakes import LISTS, capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ChangeFilter
+from perdure._core.pages import Cursors
 from perdure.gateway.pool import OWN, LanePool, RequestRefused
-from perdure.gateway.tool_list import MAX_PAGES
 from perdure.gateway.watched_lane import NO_CALLER
 from perdure.runtime.base import NoListening
 
@@ -69,19 +69,17 @@ class UpstreamChanges:
             if name not in capabilities_in(lane.result):
                 return None
             for request in _READ_BY[name]:
-                params: JsonObject | None = None
-                seen: set[object] = set()
-                while len(seen) < MAX_PAGES:
+                cursors = Cursors()
+                cursor: str | None = ""
+                while cursor is not None:
                     try:
-                        page = splice.decode((await lane.call(request, params)).decode())
+                        page = splice.decode(
+                            (await lane.call(request, {"cursor": cursor} if cursor else None)).decode()
+                        )
                     except RequestRefused:  # many servers have no templates
                         page = {}
-                    cursor = page.get("nextCursor")
+                    cursor = cursors.after(page)
                     page.pop("_meta", None)
                     digest.update(json.dumps(page, sort_keys=True).encode())
-                    if not isinstance(cursor, str) or cursor in seen:
-                        break
-                    seen.add(cursor)
-                    params = {"cursor": cursor}
                 digest.update(b"\0")
         return digest.digest()

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
-
-MAX_PAGES = 100
-"""Pages of a list that are read: a server may have no last page."""
+from perdure._core.pages import Cursors
 
 MAX_TOOLS = 10_000
 """Tools of one upstream that are known; beyond, only those that were listed last. Servers have up to some hundred, and
@@ -24,17 +22,14 @@ class ToolPages:
     """The pages of one list, as they come."""
 
     tools: list[JsonObject] = field(default_factory=list)
-    _cursors: set[str] = field(default_factory=set)
+    _cursors: Cursors = field(default_factory=Cursors)
 
     def add(self, page: Mapping[str, Any] | None) -> str | None:
-        """Add a page. Returns the cursor of the next one; `None` if there is none, or none that is new."""
-        found = (page or {}).get("tools")
+        """Add a page. Returns the cursor of the next one, as `Cursors.after`."""
+        page = page or {}
+        found = page.get("tools")
         self.tools += [tool for tool in found if isinstance(tool, dict)] if isinstance(found, list) else []
-        cursor = (page or {}).get("nextCursor")
-        if not isinstance(cursor, str) or cursor in self._cursors or len(self._cursors) >= MAX_PAGES - 1:
-            return None
-        self._cursors.add(cursor)
-        return cursor
+        return self._cursors.after(page)
 
     @property
     def digest(self) -> str:

@@ -41,6 +41,7 @@ from perdure._core.envelope import (
 )
 from perdure._core.eras import next_round
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.pages import Cursors
 from perdure._core.polling import LEAST_POLL, Next
 from perdure._core.settling import may_run_again
 from perdure.remote.call import Call, OutgoingRequest, ToolCall, params_body, text_body, unknown
@@ -51,24 +52,21 @@ from perdure.remote.stream import Take
 from perdure.remote.task_follower import QuestionRefused, TaskFollower, update_task
 from perdure.telemetry.log_records import log_event
 
-#: Pages of `tools/list` that are read to find one tool.
-TOOL_PAGES = 100
-
 ToolPage = Callable[[str | None], Awaitable[Mapping[str, Any]]]
 """Returns the page of `tools/list` at a cursor."""
 
 
 async def find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
     """The tool as `tools/list` shows it; empty if the server does not show it."""
-    cursor: str | None = None
-    for _ in range(TOOL_PAGES):
-        found = await page(cursor)
+    cursors = Cursors()
+    cursor: str | None = ""
+    while cursor is not None:
+        found = await page(cursor or None)
         tools = found.get("tools")
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, Mapping) and tool.get("name") == name:
                 return tool
-        if not (cursor := found.get("nextCursor")):
-            break
+        cursor = cursors.after(found)
     return {}
 
 

@@ -44,13 +44,11 @@ from perdure._core.early_answers import RESUMES
 from perdure._core.envelope import LISTEN
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ACKNOWLEDGED, LISTS, URIS, ChangeFilter, read_honoured
+from perdure._core.pages import Cursors
 from perdure.runtime.base import NoListening
 
 NAME = "perdure"
 """The id of a request of this process, and the name of its client."""
-
-MAX_PAGES = 100
-"""Pages that are read of one list: a server may have no last page."""
 
 OnNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
@@ -96,11 +94,12 @@ async def pages(
     connect: Callable[[], Connection],
     params: Mapping[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
-    for _ in range(MAX_PAGES):
+    cursors = Cursors()
+    while True:
         page = await serve_one(server, context, method, params, connection=connect(), lifespan_state=lifespan_state)
-        cursor = page.get("nextCursor")
+        cursor = cursors.after(page)
         yield page
-        if not isinstance(cursor, str):
+        if cursor is None:
             return
         params = {**params, "cursor": cursor}
 
