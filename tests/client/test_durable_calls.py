@@ -21,7 +21,7 @@ import perdure
 from perdure._core.codes import UNSUPPORTED_VERSION
 from perdure._core.envelope import CANCEL, KEY
 from perdure.client.connect import limits_of
-from perdure.client.incoming import CallbackLimit
+from perdure.client.incoming import CallbackLimit, Incoming
 from perdure.client.memory import Memory, decode
 from perdure.client.modern_era import ModernEra
 from perdure.client.transport import Transport
@@ -279,10 +279,9 @@ async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
     def none() -> ClientSession:
         raise AssertionError("no question")
 
-    about = {"callback_limit": CallbackLimit(), "on_gap": None, "session": none, "reruns": True}
-    memory = Memory(None, endpoint.url)
-    era = ModernEra(endpoint, limits_of(EAGER), memory, **about)  # type: ignore[arg-type]
-    async with Transport(era, memory).streams() as streams:
+    incoming = Incoming(Memory(None, endpoint.url), CallbackLimit(), None)
+    era = ModernEra(incoming, incoming.route(endpoint, limits_of(EAGER)), session=none, reruns=True)
+    async with Transport(era).streams() as streams:
         yield streams
 
 

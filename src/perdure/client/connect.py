@@ -31,7 +31,7 @@ from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.envelope import CALLS, TASKS
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.client.incoming import CallbackLimit, OnGap, named, naming
+from perdure.client.incoming import CallbackLimit, Incoming, OnGap, named, naming
 from perdure.client.memory import Memory, StateStore
 from perdure.client.modern_era import ModernEra
 from perdure.client.pending import PendingCall
@@ -52,10 +52,10 @@ ONCE = Patience(max_time=0.0, max_tries=1)
 class Client(mcp.Client):
     """The SDK's client (`mcp.Client`) over a session that lasts. `perdure.connect` makes it."""
 
-    def __init__(self, era: Callable[..., SessionEra | ModernEra], memory: Memory, **options: Any) -> None:
+    def __init__(self, era: Callable[..., SessionEra | ModernEra], **options: Any) -> None:
         """`era` makes what is below the SDK's client."""
         limit = self._callback_limit = CallbackLimit()
-        self._transport = Transport(era(self, callback_limit=limit), memory)
+        self._transport = Transport(era(self, callback_limit=limit))
         for name in ("logging_callback", "message_handler"):
             if options[name] is not None:
                 options[name] = limit.counted(options[name])
@@ -183,8 +183,8 @@ async def connect(
         endpoint = Endpoint(http_client, url, on_401="does not accept the credentials of `auth`, or wants some")
 
         def era(kind: Callable[..., Any], client: Client, callback_limit: CallbackLimit, **options: Any) -> Any:
-            about = {"session": lambda: client.session, "callback_limit": callback_limit, "on_gap": on_gap}
-            return kind(endpoint, limits, memory, **about, **options)
+            incoming = Incoming(memory, callback_limit, on_gap)
+            return kind(incoming, incoming.route(endpoint, limits), session=lambda: client.session, **options)
 
         ends = state is None if terminate_on_close is None else terminate_on_close
         with_session = partial(era, SessionEra, reruns=rerun_safe_tools is True, ends_session=ends)
@@ -192,8 +192,8 @@ async def connect(
         # The extensions that the era without sessions follows. A user's own for tasks is left alone.
         known = {getattr(one, "identifier", None) for one in extensions or ()}
         followed = [*(extensions or ()), *(advertise(own) for own in (TASKS, CALLS) if own not in known)]
-        sessions = partial(client, with_session, memory, mode="legacy", extensions=extensions)
-        requests = partial(client, without, memory, mode="auto", extensions=followed)
+        sessions = partial(client, with_session, mode="legacy", extensions=extensions)
+        requests = partial(client, without, mode="auto", extensions=followed)
         ways = [sessions, requests] if mode == "auto" else [sessions if mode == "legacy" else requests]
         if memory.state.durable_calls or (memory.state.discovered is not None and memory.state.handshake is None):
             ways.reverse()

@@ -81,27 +81,22 @@ class CallbackLimit:
 
 
 class Incoming:
-    """Writes to the stream that the SDK's client reads (`inbound`). `refuse` sends an error reply to the server."""
+    """Writes to the stream that the SDK's client reads (`inbound`)."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        callback_limit: CallbackLimit,
-        on_gap: OnGap | None,
-        refuse: Callable[[dict[str, Any]], None] = lambda reply: None,
-    ) -> None:
+    def __init__(self, memory: Memory, callback_limit: CallbackLimit, on_gap: OnGap | None) -> None:
         self.inbox, self.inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.tokens: dict[str, RequestId] = {}
         """The ids of requests by their progress tokens on the wire."""
-        self._memory = memory
+        self.memory = memory
+        self.refuse: Callable[[dict[str, Any]], None] = lambda reply: None
+        """Sends an error reply to the server."""
         self._callback_limit = callback_limit
         self._on_gap = on_gap
-        self._refuse = refuse
 
     def route(self, endpoint: Endpoint, limits: ClientLimits) -> Route:
         """The way to the server. Ids begin with the number of the process, and with chance."""
         report = ConnectionLog(endpoint.url, level=logging.INFO, first_wait=limits.handshake.max_time, skips=_SKIPPED)
-        prefix = f"{self._memory.state.start}-{secrets.token_hex(4)}"
+        prefix = f"{self.memory.state.start}-{secrets.token_hex(4)}"
         return Route(endpoint=endpoint, limits=limits, complain=self.deliver, report=report, prefix=prefix)
 
     async def take(self, found: Message, call: str | None = None, tool: str | None = None) -> None:
@@ -120,7 +115,7 @@ class Incoming:
         else:
             params = message.params or {}
             if message.method == "notifications/cancelled":
-                self._memory.answered(cancelled_request_id_from_params(params))
+                self.memory.answered(cancelled_request_id_from_params(params))
             elif message.method == "notifications/progress":
                 token = params.get("progressToken")
                 if isinstance(token, str) and token in self.tokens:
@@ -156,17 +151,17 @@ class Incoming:
             await self.deliver(error)
 
     async def _ask(self, message: JSONRPCRequest, call: str | None) -> None:
-        asks, key = self._memory.state.asks, str(message.id)
+        asks, key = self.memory.state.asks, str(message.id)
         if key in asks:
             return  # it was remembered, and asked again, before the log brought it again
         if len(asks) >= MAX_ASKS:
             error = {"code": INTERNAL_ERROR, "message": f"This client has {MAX_ASKS} open questions already"}
-            self._refuse({"jsonrpc": "2.0", "id": message.id, "error": error})
+            self.refuse({"jsonrpc": "2.0", "id": message.id, "error": error})
             return
         body = encoded(message)
         is_small = len(json.dumps(body)) <= MAX_ASK_BYTES
         asks[key] = Ask(message=body if is_small else {}, call=call)
-        self._memory.changed()
+        self.memory.changed()
         await self.deliver(message)
 
 

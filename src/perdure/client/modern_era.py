@@ -34,8 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.envelope import DISCOVER, KEY, LISTEN
-from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
-from perdure.client.memory import Memory
+from perdure.client.incoming import Incoming, answer_of, encoded
 from perdure.client.pending import PendingCall
 from perdure.client.transport import Answer, Exchange
 from perdure.remote.call import Call, OutgoingRequest, params_body
@@ -48,9 +47,8 @@ from perdure.remote.durable_calls import (
     new_key,
     offers_in,
 )
-from perdure.remote.endpoint import Endpoint
 from perdure.remote.message import Message, encode, message_of
-from perdure.remote.route import ClientLimits
+from perdure.remote.route import Route
 from perdure.remote.stream import Take
 from perdure.remote.task_follower import QuestionRefused
 
@@ -62,20 +60,17 @@ class ModernEra:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        limits: ClientLimits,
-        memory: Memory,
+        incoming: Incoming,
+        route: Route,
         *,
-        callback_limit: CallbackLimit,
-        on_gap: OnGap | None,
         session: Callable[[], ClientSession],
         reruns: bool,
     ) -> None:
         self.earlier: list[PendingCall] = []
-        self._memory = memory
-        self.incoming = Incoming(memory, callback_limit, on_gap)
+        self.incoming = incoming
+        self._memory = incoming.memory
         self._session = session
-        self._calls = DurableCalls(self.incoming.route(endpoint, limits), self.start, reruns=reruns)
+        self._calls = DurableCalls(route, self.start, reruns=reruns)
         self.flush = self._calls.flush
         self._group: anyio.abc.TaskGroup
         self._between_rounds: set[str] = set()

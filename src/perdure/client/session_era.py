@@ -29,16 +29,16 @@ from perdure._core.early_answers import as_resuming
 from perdure._core.envelope import KEY
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
-from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
-from perdure.client.memory import Memory, Running
+from perdure.client.incoming import Incoming, answer_of, encoded
+from perdure.client.memory import Running
 from perdure.client.pending import PendingCall
 from perdure.client.transport import Answer, Exchange
 from perdure.remote.call import Call, OutgoingRequest, Sender, failure_answer, params_body, unknown
 from perdure.remote.durable_calls import Offers, may_run_twice, new_key, offers_in
-from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
+from perdure.remote.endpoint import Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import encode
-from perdure.remote.route import ClientLimits
+from perdure.remote.route import Route
 from perdure.telemetry.log_records import log_event
 
 #: Seconds that a session waits for its standalone stream. Some servers answer a GET only with their first event.
@@ -54,28 +54,25 @@ class SessionEra:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        limits: ClientLimits,
-        memory: Memory,
+        incoming: Incoming,
+        route: Route,
         *,
-        callback_limit: CallbackLimit,
-        on_gap: OnGap | None,
         session: Callable[[], ClientSession],
         reruns: bool,
         ends_session: bool,
     ) -> None:
         self.earlier: list[PendingCall] = []
-        self._memory = memory
-        self._link: Link
-        self.incoming = Incoming(memory, callback_limit, on_gap, lambda reply: self._link.start(self.send, reply))
+        self.incoming = incoming
+        self._memory = incoming.memory
         self._session = session
         self._reruns = reruns
         self._ends_session = ends_session
-        self._link = Link(self.incoming.route(endpoint, limits), self, listening_seconds=LISTENING_SECONDS)
+        self._link = Link(route, self, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self.take = self.incoming.take
         self.running = self._link.running
         self.start = self._link.start
+        incoming.refuse = lambda reply: self.start(self.send, reply)
         self.flush = self._sender.idle
         self._is_ready = anyio.Event()
         """The first handshake is through: nothing else may be sent before."""

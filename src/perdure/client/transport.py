@@ -36,7 +36,6 @@ from mcp_types import (
 )
 
 from perdure._core.codes import UNREACHABLE
-from perdure.client.memory import Memory
 from perdure.client.pending import PendingCall
 from perdure.errors import OutcomeUnknown
 
@@ -104,9 +103,9 @@ class Handover:
 class Transport:
     """Connects the SDK's client with an era, for as long as the client lives."""
 
-    def __init__(self, era: SessionEra | ModernEra, memory: Memory) -> None:
+    def __init__(self, era: SessionEra | ModernEra) -> None:
         self.era = era
-        self._memory = memory
+        self._memory = era.incoming.memory
         self._handovers: dict[int, Handover] = {}
         self._marks = count(1)
         self._underway: dict[RequestId, Exchange] = {}
