@@ -21,7 +21,6 @@ from perdure.store.records import SessionRecord
 
 @dataclass(slots=True, eq=False)
 class CallRuntime(LaneUser, Runtime):
-    _name: str
     _pool: LanePool
     _record: SessionRecord
     _outlet: Outlet
@@ -76,7 +75,7 @@ class CallRuntime(LaneUser, Runtime):
         except UpstreamUnavailable as failure:
             self._request = None
             failure.report_to(self._origin)
-            self._outlet.answer(number, unavailable_error(self._name, failure), failed=True)
+            self._outlet.answer(number, unavailable_error(self._pool.upstream.name, failure), failed=True)
             return
         self._lane = lane
         if not self.begun.done():
@@ -166,11 +165,11 @@ class CallRuntime(LaneUser, Runtime):
             self._outlet.interrupted(number, lost.why)
         elif lost.ran:
             self._outlet.crashed(number, lost.why, may_run_again=self._hint(request))
-        elif self._retries.take(lost, self._pool.patience):
+        elif self._retries.take(lost, self._pool.upstream.patience):
             self._begin(request)
         elif lost.unavailable is not None:
             lost.unavailable.report_to(self._origin)
-            self._outlet.answer(number, unavailable_error(self._name, lost.unavailable), failed=True)
+            self._outlet.answer(number, unavailable_error(self._pool.upstream.name, lost.unavailable), failed=True)
 
     def on_position(self, state: JsonObject) -> None:
         if (request := self._request) is not None:

@@ -32,8 +32,6 @@ OnNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 class UpstreamChanges:
     _pool: LanePool
     acknowledges_within: float
-    needs_caller: bool = False
-    """The upstream serves no requests of the gateway's own."""
     may_recover = True
     may_be_silent = True
     """The sessions of other clients report changes, too."""
@@ -41,7 +39,7 @@ class UpstreamChanges:
     async def listen(
         self, uris: Sequence[str], *, on_acknowledged: Callable[[ChangeFilter], None], on_notification: OnNotification
     ) -> None:
-        if self.needs_caller:
+        if self._pool.upstream.needs_caller:  # it serves no requests of the gateway's own
             raise NoListening
         async with self._pool.lane(NO_CALLER, OWN) as lane:
             declared = capabilities_in(lane.result)
@@ -61,7 +59,7 @@ class UpstreamChanges:
                     await on_notification(method, params)
 
     async def digest(self, method: str) -> bytes | None:
-        if self.needs_caller:
+        if self._pool.upstream.needs_caller:
             return None
         digest = hashlib.sha256()
         name = next(name for name, changed in LISTS.items() if changed == method)

@@ -477,7 +477,7 @@ class _Entry:
 def check_serving(upstreams: Sequence[Upstream], *, platform: str, has_tokens: bool, has_issuer: bool) -> None:
     """Raise `Misuse` for upstreams that cannot be served like this. `has_issuer`: the tokens are of an authorization
     server, and are verified."""
-    passing = [one.name for one in upstreams if one.address is not None and one.address.auth == "pass"]
+    passing = [one.name for one in upstreams if one.passes_tokens]
     if passing and not has_issuer:
         why = "tokens of --tokens are for this gateway alone" if has_tokens else "its callers are not told apart"
         raise Misuse(f'{passing[0]} has auth = "pass", and {why}; serve it with --issuer and --audience')

@@ -45,13 +45,13 @@ _MOST_RUNS = 2
 """A request that was interrupted by the end of its server runs again, if it may, once."""
 
 
-def manager_of(name: str, pool: LanePool, tools: Tools, settings: Settings) -> StreamableHTTPSessionManager:
+def manager_of(pool: LanePool, tools: Tools, settings: Settings) -> StreamableHTTPSessionManager:
     """The SDK's handler of a server that relays to an upstream."""
-    server: Server[Any] = Server(name)
+    server: Server[Any] = Server(pool.upstream.name)
     server.middleware = [
         partial(announce_extensions, settings),
         *with_own_tools(settings, tools),
-        Relay(name, pool),
+        Relay(pool),
     ]
     return StreamableHTTPSessionManager(
         app=server, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
@@ -62,7 +62,6 @@ def manager_of(name: str, pool: LanePool, tools: Tools, settings: Settings) -> S
 class Relay:
     """The middleware."""
 
-    _name: str
     _pool: LanePool
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
@@ -89,7 +88,7 @@ class Relay:
                 may_run_again = self._may_run_again(ctx, outgoing.may_run_again)
                 if lost.ran and (lost.is_final or runs == _MOST_RUNS or not may_run_again):
                     raise _unknown(ctx, lost.why) from None
-                if lost.unavailable is not None and not retries.take(lost, self._pool.patience):
+                if lost.unavailable is not None and not retries.take(lost, self._pool.upstream.patience):
                     raise self._unavailable(ctx, lost.unavailable, has_run=bool(runs)) from None
 
     def _unavailable(
@@ -98,7 +97,7 @@ class Relay:
         if has_run:  # an earlier try did
             return _unknown(ctx, str(failure))
         failure.report_to(ctx.request)
-        return _error(json.loads(unavailable_error(self._name, failure)))
+        return _error(json.loads(unavailable_error(self._pool.upstream.name, failure)))
 
     def _may_run_again(self, ctx: ServerRequestContext[Any, Any], at_start: bool | None) -> bool | None:
         if ctx.method != "tools/call":

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 class FaceHandler:
     """Implements `SessionlessHandler` by a server that relays to an upstream (`face.py`)."""
 
-    _name: str
     _pool: LanePool
     _tools: Tools
     _settings: Settings
@@ -48,7 +47,7 @@ class FaceHandler:
         try:
             from perdure.gateway.face import manager_of
 
-            manager = manager_of(self._name, self._pool, self._tools, self._settings)
+            manager = manager_of(self._pool, self._tools, self._settings)
             async with manager.run():
                 self._manager.set_result(manager)
                 await asyncio.Event().wait()

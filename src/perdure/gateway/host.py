@@ -28,7 +28,7 @@ from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.gateway.passports import Passport, Passports, session_passport
 from perdure.gateway.pipe import PipeLane
-from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, PooledLane, RequestRefused, list_tools
+from perdure.gateway.pool import OWN, Gone, LanePool, PooledLane, RequestRefused, list_tools
 from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
 from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
@@ -95,11 +95,9 @@ class UpstreamLanes:
 
     def place(self, caller: Caller, origin: object) -> Place:
         """Raises `UpstreamUnavailable`."""
-        return self._values(caller, origin), self.passports.shared(caller, origin) if self._passes else None
-
-    @property
-    def _passes(self) -> bool:
-        return self.upstream.address is not None and self.upstream.address.auth == "pass"
+        return self._values(caller, origin), self.passports.shared(
+            caller, origin
+        ) if self.upstream.passes_tokens else None
 
     def _values(self, caller: Caller, origin: object) -> Values:
         if not self.upstream.needs_caller:
@@ -138,7 +136,7 @@ class UpstreamLanes:
     def make_for_session(self, receiver: SessionReceiver, record: SessionRecord, origin: object) -> Lane:
         """Raises `UpstreamUnavailable`, as the other does."""
         caller = Caller(record.owner, record.address)
-        passport = session_passport(origin) if self._passes else None
+        passport = session_passport(origin) if self.upstream.passes_tokens else None
         return self._make(receiver, caller, (self._values(caller, origin), passport))
 
     def make_for_pool(self, pooled: PooledLane, caller: Caller, origin: object) -> Lane:
@@ -157,7 +155,7 @@ class UpstreamLanes:
         """`passes_round`: of a lane for clients of 2026-07-28 (`ModernLane`). A process that they share with sessions
         is spoken to as for sessions."""
         values, passport = place
-        if self._passes and passport is None:
+        if self.upstream.passes_tokens and passport is None:
             sentence = f"The server {self.upstream.name} needs the token of its caller, which comes with a request."
             raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence)
         if (sharer := self._sharer(caller)) is None:
@@ -253,28 +251,33 @@ class UpstreamRuntimes:
     lanes: LaneMaker
     pool: LanePool
     admitting: Callable[[Caller], AbstractAsyncContextManager[None]]
-    is_program: bool
-    answers_within: float
-    needs_principal: bool
-    """Whether a second run needs values of its caller."""
     _sessions: WeakSet[SessionRuntime] = field(default_factory=WeakSet)
     repeats_sticky = True
 
     @property
+    def answers_within(self) -> float:
+        program = self.lanes.upstream.program
+        return _ANSWER_SECONDS + (0.0 if program is None else program.start_timeout)
+
+    @property
+    def needs_principal(self) -> bool:
+        return self.lanes.upstream.needs_caller
+
+    @property
     def waits_for_readers(self) -> bool:
-        return not self.is_program  # a pipe carries several calls, and must not wait for the reader of one
+        return not self.lanes.upstream.is_program  # a pipe carries several calls, and must not wait for one's reader
 
     @property
     def runs_at_home(self) -> bool:
-        return self.is_program
+        return self.lanes.upstream.is_program
 
     @property
     def outlives_runtimes(self) -> bool:
-        return not self.is_program
+        return not self.lanes.upstream.is_program
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         if record.kind is RecordKind.CALL:
-            return CallRuntime(self.lanes.name, self.pool, record, outlet)
+            return CallRuntime(self.pool, record, outlet)
         runtime = SessionRuntime(self.lanes, record, outlet)
         self._sessions.add(runtime)
         return runtime
@@ -341,45 +344,17 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
 
         async with lanes_of(upstream, health, make_room, children) as lanes:
             tools = ToolList(upstream.may_run_again)
-            program = upstream.program
-            idle = None if program is None else program.process_idle
-            pool = LanePool(
-                make=lanes.make_for_pool,
-                place=lanes.place,
-                tools=tools,
-                patience=upstream.patience,
-                names_asks=program is None,
-                most_lanes=None if program is None else program.lanes,
-                unused=UNUSED_SECONDS if idle is None else min(idle, UNUSED_SECONDS),
-            )
-            maker = LaneMaker(
-                name=upstream.name,
-                patience=upstream.patience,
-                make=lanes.make_for_session,
-                tools=tools,
-                needs_request=upstream.needs_caller,
-                numbers=health.numbers,
-                idle=idle,
-                keeps_order=program is not None,
-                ends_sessions=upstream.on_restart == "end",
-            )
-            answers_within = _ANSWER_SECONDS + (0.0 if program is None else program.start_timeout)
-            runtimes = UpstreamRuntimes(
-                lanes=maker,
-                pool=pool,
-                admitting=lanes.admitting,
-                is_program=program is not None,
-                needs_principal=upstream.needs_caller,
-                answers_within=answers_within,
-            )
+            pool = LanePool(upstream=upstream, make=lanes.make_for_pool, place=lanes.place, tools=tools)
+            maker = LaneMaker(upstream=upstream, make=lanes.make_for_session, tools=tools, numbers=health.numbers)
+            runtimes = UpstreamRuntimes(lanes=maker, pool=pool, admitting=lanes.admitting)
             if isinstance(lanes.server, Children):
                 lanes.server.on_restart.append(runtimes.restart)
             try:
-                changes = UpstreamChanges(pool, answers_within, upstream.needs_caller)
+                changes = UpstreamChanges(pool, runtimes.answers_within)
                 upstream_tools = UpstreamTools(pool)
                 yield Started(
                     runtimes=runtimes,
-                    sessionless=FaceHandler(upstream.name, pool, upstream_tools, settings),
+                    sessionless=FaceHandler(pool, upstream_tools, settings),
                     tools=upstream_tools,
                     changes=None if settings.eras == "session" else changes,
                 )
@@ -388,8 +363,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 if maker.closing:
                     await asyncio.wait(maker.closing)
 
-    passes = upstream.address is not None and upstream.address.auth == "pass"
-    return Hosted(web=None, start=start, name=upstream.name, health=health, passes_tokens=passes)
+    return Hosted(web=None, start=start, name=upstream.name, health=health, passes_tokens=upstream.passes_tokens)
 
 
 @asynccontextmanager

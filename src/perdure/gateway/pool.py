@@ -37,6 +37,7 @@ from perdure.gateway.lane import (
     open_lane,
 )
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
+from perdure.gateway.upstream import Upstream
 from perdure.runtime.base import Flow
 
 UNUSED_SECONDS = 60.0
@@ -330,23 +331,33 @@ MakeLane = Callable[[PooledLane, Caller, object], Lane]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LanePool:
+    upstream: Upstream
     make: MakeLane
-    place: Callable[[Caller, object], Hashable] = lambda caller, origin: ()
+    place: Callable[[Caller, object], Hashable]
     """What the upstream gets of a caller and its request: requests that differ in it share no lane."""
     tools: ToolList
-    patience: float
-    names_asks: bool
-    """Whether a lane says which call an ask belongs to."""
-    most_lanes: int | None = None
-    """Lanes of one caller at once; calls wait for a free one."""
-    unused: float = UNUSED_SECONDS
-    """Seconds that a lane without requests lives."""
     server_info: JsonObject = field(default_factory=dict)
     """What the upstream said of itself in its last handshake."""
     _lanes: dict[_Place, list[PooledLane]] = field(default_factory=dict)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _is_listing: bool = False
+
+    @property
+    def names_asks(self) -> bool:
+        """Whether a lane says which call an ask belongs to."""
+        return not self.upstream.is_program
+
+    @property
+    def most_lanes(self) -> int | None:
+        """Lanes of one caller at once; calls wait for a free one."""
+        return None if self.upstream.program is None else self.upstream.program.lanes
+
+    @property
+    def unused(self) -> float:
+        """Seconds that a lane without requests lives."""
+        idle = None if self.upstream.program is None else self.upstream.program.process_idle
+        return UNUSED_SECONDS if idle is None else min(idle, UNUSED_SECONDS)
 
     @asynccontextmanager
     async def lane(self, caller: Caller, client: CallClient, origin: object = None) -> AsyncIterator[PooledLane]:
@@ -406,7 +417,7 @@ class LanePool:
     async def _open(self, pooled: PooledLane, params: JsonObject, origin: object) -> None:
         try:
             lane, pooled.opened = await open_lane(
-                lambda: self.make(pooled, pooled.caller, origin), params, patience=self.patience
+                lambda: self.make(pooled, pooled.caller, origin), params, patience=self.upstream.patience
             )
         except BaseException:
             self.forget(pooled)

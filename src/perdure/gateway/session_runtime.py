@@ -41,6 +41,7 @@ from perdure.gateway.lane import (
     unavailable_error,
 )
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
+from perdure.gateway.upstream import Upstream
 from perdure.runtime.base import CallEnded, Flow, Outlet, Runtime
 from perdure.runtime.token_check import end_check
 from perdure.store.records import SessionRecord
@@ -103,22 +104,22 @@ class _Ask:
 class LaneMaker:
     """What the runtimes of one upstream share."""
 
-    name: str
-    patience: float
+    upstream: Upstream
     make: Callable[[SessionReceiver, SessionRecord, object], Lane]
     """Makes a lane for a session. The last argument is the HTTP request that it is made for, or `None`."""
     tools: ToolList
-    needs_request: bool = False
-    """Whether something of that request goes to the upstream."""
-    numbers: UpstreamNumbers = field(default_factory=UpstreamNumbers)
-    idle: float | None = None
-    """Seconds after which a lane with nothing to do is closed."""
-    keeps_order: bool = False
-    """Whether messages reach the upstream in their order, as over a pipe."""
-    ends_sessions: bool = False
-    """Whether a session ends with its lane."""
+    numbers: UpstreamNumbers
     closing: set[asyncio.Task[None]] = field(default_factory=set)
     """Lanes that are being closed: a server may take seconds to end, for which no client has to wait."""
+
+    @property
+    def name(self) -> str:
+        return self.upstream.name
+
+    @property
+    def ends_sessions(self) -> bool:
+        """Whether a session ends with its lane."""
+        return self.upstream.on_restart == "end"
 
     def close(self, lane: Lane, *, ended: bool) -> asyncio.Task[None]:
         task = asyncio.create_task(lane.aclose(ended=ended), name="perdure-lane-end")
@@ -207,7 +208,7 @@ class SessionRuntime(SessionReceiver, Runtime):
         self._put(_Waiting(call))
 
     def _note(self, origin: object) -> None:
-        if self._lanes.needs_request and origin is not None:
+        if self._lanes.upstream.needs_caller and origin is not None:
             self._origin = origin
 
     def mark_initialized(self) -> None:
@@ -312,7 +313,7 @@ class SessionRuntime(SessionReceiver, Runtime):
                 lambda: self._lanes.make(self, self._record, self._origin),
                 self._client_params,
                 self._state if handshake is None else None,
-                patience=self._lanes.patience,
+                patience=self._lanes.upstream.patience,
                 most_starts=None if handshake is None else _MOST_STARTS,
             )
         except UpstreamUnavailable as failure:
@@ -339,7 +340,7 @@ class SessionRuntime(SessionReceiver, Runtime):
         self._keep_state(lane)
         if opened.process:
             self._keep(process=opened.process)
-        if answered and not self._lanes.keeps_order:
+        if answered and not self._lanes.upstream.is_program:  # a pipe keeps the order
             self._opening = asyncio.current_task()  # what comes meanwhile waits as well
             await asyncio.wait(answered, timeout=_STICKY_SECONDS)
             self._opening = None
@@ -448,7 +449,8 @@ class SessionRuntime(SessionReceiver, Runtime):
 
     def _look_for_idleness(self) -> None:
         """Close a lane that has had nothing to do for `idle` seconds, and look again later otherwise."""
-        idle, lane, loop = self._lanes.idle, self._lane, asyncio.get_running_loop()
+        program, lane, loop = self._lanes.upstream.program, self._lane, asyncio.get_running_loop()
+        idle = None if program is None else program.process_idle
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -623,7 +625,7 @@ class SessionRuntime(SessionReceiver, Runtime):
         if (running := self._calls.get(key)) is None:
             return
         self._close_asks(key, lost.why, refuses=lost.is_final)
-        if running.retries.take(lost, self._lanes.patience):
+        if running.retries.take(lost, self._lanes.upstream.patience):
             running.is_sent = False
             self._queue.append(_Waiting(running.request))
             if self._lane is None:

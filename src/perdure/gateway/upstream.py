@@ -215,6 +215,15 @@ class Upstream:
         return self.mask(f"Upstream({self.name!r}, {self.program or self.address!r})")
 
     @property
+    def is_program(self) -> bool:
+        return self.program is not None
+
+    @property
+    def passes_tokens(self) -> bool:
+        """Whether it gets the token of each caller."""
+        return self.address is not None and self.address.auth == "pass"
+
+    @cached_property
     def needs_caller(self) -> bool:
         """Whether something that it gets comes from the request of a caller."""
         passes = self.address is not None and self.address.gets_callers_headers
