@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -142,6 +143,11 @@ async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
         assert {answer.reason for answer in answers} == {Reason.DIED, Reason.BACKING_OFF}
         assert all(answer.retry_after for answer in answers if answer.reason is Reason.BACKING_OFF)
         assert len(answers) == 100
+        assert re.fullmatch(
+            r"The server scripted ended soon after its start \d+ times in a row. The last time, the server's process ended"
+            r" \(exit status 3\). It is started again in \d+\.\d s.",
+            str(next(answer for answer in answers if answer.reason is Reason.BACKING_OFF)),
+        )
     # The first five at once, then one after each pause.
     assert len(starts.read_text().splitlines()) <= 5 + 8
 
@@ -318,7 +324,10 @@ async def test_secrets_are_masked_in_all_that_is_told(caplog: pytest.LogCaptureF
     async with children_of(scripted(*settings, secrets=["s3cret"]), shows_errors=True) as children:
         with pytest.raises(UpstreamUnavailable) as caught:
             await Lane(children).open(CLIENT)
-    assert "cannot use ***" in str(caught.value)
+        with pytest.raises(UpstreamUnavailable) as again:
+            await Lane(children).open(CLIENT)
+    assert "ended (exit status 3). It wrote: cannot use ***." in str(caught.value)
+    assert "ended (exit status 3). It wrote: cannot use ***. It is started again in" in str(again.value)
     assert "s3cret" not in str([vars(record) for record in caplog.records])
     assert {"upstream.stderr", "upstream.noise", "upstream.died"} <= {
         vars(record)["action"] for record in caplog.records

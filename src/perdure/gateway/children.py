@@ -36,6 +36,8 @@ PAUSES = Pauses(first=0.1, longest=30.0)
 MEMORY_SECONDS = 1.0
 #: Characters of a line that is no message, in the log.
 MAX_SHOWN = 200
+#: Characters of a program's own words in an answer.
+MAX_QUOTED = 500
 #: What the system lacks for the moment; every other error at a start is the program's, or the configuration's.
 _SCARCE = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 #: Seconds for the reaper to end what is left: its own time of grace, and a moment to start on a busy machine.
@@ -164,6 +166,8 @@ class Children:
         self._is_closed = False
         self._is_missing = False
         """The program was not found the last time."""
+        self._last_end = ""
+        """How the last process ended that was not told to."""
 
     @property
     def count(self) -> int:
@@ -226,6 +230,11 @@ class Children:
             while len(self._spares) < self.program.settings.warm and not self._is_closed:
                 self._spares.append(self._start())
 
+    def explain_end(self, child: Child) -> str:
+        """Say how a process ended, as the end of a sentence; with its last words where the client may have them."""
+        words = f" It wrote: {child.last_errors[-1]:.{MAX_QUOTED}}." if self.shows_errors and child.last_errors else ""
+        return f"{child.how}.{words}"
+
     def on_greeted(self, child: Child) -> None:
         """Note that a process has made its handshake."""
         child.is_probe = False
@@ -270,7 +279,7 @@ class Children:
             raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and starts {name} no more.")
         if pause := self.pause:
             sentence = f"The server {name} ended soon after its start {self._backoff.deaths} times in a row."
-            sentence += f" It is started again in {pause:.1f} s."
+            sentence += f" The last time, {self._last_end} It is started again in {pause:.1f} s."
             raise UpstreamUnavailable(Reason.BACKING_OFF, sentence, retry_after=pause)
         if (running := self._running) >= settings.max_processes:
             sentence = f"The server {name} has {running} processes, as many as max_processes allows."
@@ -332,6 +341,7 @@ class Children:
             log_event(logging.INFO, "upstream.probed", f"{name}: {child.how} at a probe", upstream=name)
         elif not child.is_told_to_end:
             self.numbers.upstream_restarts += 1
+            self._last_end = self.explain_end(child)
             self._backoff = self._backoff.died(started=child.started, now=time.monotonic())
             lines = child.last_errors
             sentence = f"{name}: {child.how}" + (f"; its last words: {lines[-1]}" if lines else "")

@@ -25,7 +25,7 @@ from perdure._core.lines import EDGE_BYTES, MAX_LINE_BYTES, Line, TooLong
 from perdure._core.revisions import REVISIONS
 from perdure._core.text import format_size
 from perdure.gateway.child import Child, ChildProgram
-from perdure.gateway.children import Children
+from perdure.gateway.children import MAX_QUOTED, Children
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.runtime.base import Flow
 
@@ -34,8 +34,6 @@ MAX_ASKS = 1000
 
 #: Seconds for running requests when the code has changed: most calls are shorter, and a developer waits.
 RETIRE_SECONDS = 2.0
-#: Characters of a program's own words in an answer.
-MAX_QUOTED = 500
 
 INITIALIZE = "initialize"
 _PROGRESS, _CANCELLED = "notifications/progress", "notifications/cancelled"
@@ -228,9 +226,7 @@ class PipeLane:
                 sentence += " It writes lines to its output that are no messages of MCP."
             raise UpstreamUnavailable(Reason.NO_HANDSHAKE, sentence) from None
         except _Ended:
-            sentence = f"{server} did not make its handshake: {child.how}."
-            if self._children.shows_errors and (errors := child.last_errors):
-                sentence += f" It wrote: {errors[-1]:.{MAX_QUOTED}}"
+            sentence = f"{server} did not make its handshake: {self._children.explain_end(child)}"
             raise UpstreamUnavailable(Reason.DIED, sentence) from None
         if failed:
             is_other_era = found["code"] in _OTHER_ERA
