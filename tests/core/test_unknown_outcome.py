@@ -20,7 +20,7 @@ def test_the_error_has_the_shared_words(vector: dict[str, object]) -> None:
 
 
 def test_a_name_is_shown_up_to_its_limit() -> None:
-    assert f'"{"x" * NAME_SHOWN}" ran' in unknown_message("x" * NAME_SHOWN)
+    assert f'"{"x" * NAME_SHOWN}" is lost' in unknown_message("x" * NAME_SHOWN)
     assert unknown_message("x" * NAME_SHOWN) == unknown_message("x" * (NAME_SHOWN + 1))
 
 

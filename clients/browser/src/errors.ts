@@ -37,8 +37,8 @@ export class OutcomeUnknown extends PerdureError {
     // Characters, as in Python: a surrogate pair is one.
     const shown = [...(isNamed ? name : method)].slice(0, NAME_SHOWN).join('');
     super(
-      `Interrupted, outcome unknown: the server process ended while "${shown}" ran, and nobody knows whether it took ` +
-        'effect. Do not call it again before you have checked what happened; if you cannot check, ask the user.',
+      `Interrupted, outcome unknown: the answer to "${shown}" is lost, and nobody knows whether it took effect. ` +
+        'Do not call it again before you have checked what happened; if you cannot check, ask the user.',
     );
     this.data = { outcome: 'unknown', reason, method, ...(isNamed && { name }), hint: HINT, see: SEE };
   }

@@ -28,8 +28,8 @@ def unknown_message(name: str, steps: Outline | None = None) -> str:
     )
     known = "".join(f" {what}: {', '.join(names)}." for what, names in parts.items() if names)
     return (
-        f'Interrupted, outcome unknown: the server process ended while "{name[:NAME_SHOWN]}" ran, and nobody knows'
-        f" whether it took effect.{known} Do not call it again before you have checked what happened;"
+        f'Interrupted, outcome unknown: the answer to "{name[:NAME_SHOWN]}" is lost, and nobody knows whether it took'
+        f" effect.{known} Do not call it again before you have checked what happened;"
         " if you cannot check, ask the user."
     )
 
