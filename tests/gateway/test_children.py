@@ -144,8 +144,8 @@ async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
         assert all(answer.retry_after for answer in answers if answer.reason is Reason.BACKING_OFF)
         assert len(answers) == 100
         assert re.fullmatch(
-            r"The server scripted ended soon after its start \d+ times in a row. The last time, the server's process ended"
-            r" \(exit status 3\). It is started again in \d+\.\d s.",
+            r"The server scripted ended soon after its start \d+ times in a row\. The last time, the server's process"
+            r" ended \(exit status 3\)\. It is started again in \d+\.\d s\.",
             str(next(answer for answer in answers if answer.reason is Reason.BACKING_OFF)),
         )
     # The first five at once, then one after each pause.
