@@ -1,7 +1,6 @@
 """Tries an upstream: opens a lane, lists its tools, and says which of them may run again."""
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from perdure._core import splice
 from perdure._core.handshakes import capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import may_run_again
-from perdure.gateway.lane import AskKey, Lane, Lost, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.lane import Lane, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.pool import Gone, LaneRequests, RequestRefused
 from perdure.gateway.tool_list import ToolPages
 from perdure.gateway.upstream import Upstream
 
@@ -51,27 +51,37 @@ class Checked:
 
 async def check_upstream(upstream: Upstream, make_lane: MakeLane) -> Checked:
     """Start or reach an upstream, list its tools, and let it go again."""
-    answers, pages = _Answers(), ToolPages()
+
+    def failed(why: str) -> Checked:
+        return Checked(upstream=upstream, failure=upstream.mask(why))
+
+    requests, pages = LaneRequests(), ToolPages()
     try:
-        async with make_lane(upstream, answers) as lane:
+        async with make_lane(upstream, requests) as lane:
             try:
                 opened = await lane.open(CLIENT_PARAMS)
+                requests.lane = lane
                 lane.notify("notifications/initialized", None)
                 cursor: str | None = "" if "tools" in capabilities_in(opened.result) else None
                 async with asyncio.timeout(LIST_SECONDS):
                     while cursor is not None:
-                        page = await answers.of(lane, "tools/list", {"cursor": cursor} if cursor else {})
-                        if not isinstance(page.get("tools"), list):
-                            raise _NoAnswer("its answer to tools/list has no list of tools")
+                        text = await requests.call("tools/list", {"cursor": cursor} if cursor else {})
+                        page = splice.decode(text.decode())
+                        if not isinstance(page, dict) or not isinstance(page.get("tools"), list):
+                            return failed("its answer to tools/list has no list of tools")
                         cursor = pages.add(page)
             finally:
                 await lane.aclose(ended=True)
     except UpstreamUnavailable as unavailable:
-        return Checked(upstream=upstream, failure=upstream.mask(f"{unavailable} ({unavailable.reason.value})"))
-    except _NoAnswer as error:
-        return Checked(upstream=upstream, failure=upstream.mask(opened.mask(str(error))))
+        return failed(f"{unavailable} ({unavailable.reason.value})")
+    except RequestRefused as refused:
+        return failed(opened.mask(f"it refuses to list its tools: {refused}"))
+    except Gone as gone:
+        if (away := gone.lost.unavailable) is not None:
+            return failed(f"{away} ({away.reason.value})")
+        return failed(opened.mask(f"it did not answer tools/list: {gone}"))
     except TimeoutError:
-        return Checked(upstream=upstream, failure=f"it did not list its tools within {LIST_SECONDS:g} s")
+        return failed(f"it did not list its tools within {LIST_SECONDS:g} s")
     info = opened.result.get("serverInfo")
     info = info if isinstance(info, dict) else {}
     return Checked(
@@ -92,41 +102,3 @@ def _checked(upstream: Upstream, tool: JsonObject) -> CheckedTool:
     else:
         because = "no hint"
     return CheckedTool(name=name, may_run_again=upstream.may_run_again(tool), because=because)
-
-
-class _NoAnswer(Exception):
-    """A request has an error, or none, for an answer."""
-
-
-class _Answers(SessionReceiver):
-    """Takes the answers of a lane."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[RequestKey, asyncio.Future[JsonObject]] = {}
-        self._keys = itertools.count(1)
-
-    async def of(self, lane: Lane, method: str, params: JsonObject) -> JsonObject:
-        """Send a request, and return its result."""
-        key = next(self._keys)
-        waiting: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = waiting
-        lane.request(key, method, params)
-        return await waiting
-
-    def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
-        found = splice.decode(body.decode())
-        if failed or not isinstance(found, dict):
-            said = found.get("message") if isinstance(found, dict) else None
-            self._fail(key, _NoAnswer(f"it refuses to list its tools: {said}"))
-        elif (waiting := self._waiting.pop(key, None)) is not None and not waiting.done():
-            waiting.set_result(found)
-
-    def on_lost(self, key: RequestKey, lost: Lost) -> None:
-        self._fail(key, lost.unavailable or _NoAnswer(f"it did not answer tools/list: {lost.why}"))
-
-    def _fail(self, key: RequestKey, error: Exception) -> None:
-        if (waiting := self._waiting.pop(key, None)) is not None and not waiting.done():
-            waiting.set_exception(error)
-
-    def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> None:
-        """Nothing: the upstream was told that its client takes no asks."""

@@ -95,13 +95,66 @@ class Gone(Exception):
         self.lost = lost
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class LaneRequests(SessionReceiver):
+    """Requests on one lane, each with its user."""
+
+    lane: Lane | None = None
+    _users: dict[RequestKey, tuple[LaneUser, Rising]] = field(default_factory=dict)
+    _count: int = 0
+
+    def request(self, user: LaneUser, method: str, params: JsonObject | None) -> RequestKey:
+        self._count += 1
+        if self.lane is None:
+            user.on_lost(_NO_LANE)
+        else:
+            self._users[self._count] = user, Rising()
+            self.lane.request(self._count, method, params)
+        return self._count
+
+    def forget(self, key: RequestKey) -> bool:
+        """Report nothing more of a request; the upstream may go on with it. Returns whether it was still running."""
+        return self._users.pop(key, None) is not None
+
+    def cancel(self, key: RequestKey, params: JsonObject | None) -> bool:
+        """Cancel a request. Returns whether it was still running."""
+        if not self.forget(key):
+            return False
+        if self.lane is not None:
+            self.lane.cancel(key, params)
+        return True
+
+    async def call(
+        self, method: str, params: JsonObject | None, on_notification: OnNotification | None = None
+    ) -> bytes:
+        """Send a request and wait for its result. Raises `RequestRefused` or `Gone`."""
+        user = _Waiter(asyncio.get_running_loop().create_future(), on_notification)
+        key = self.request(user, method, params)
+        try:
+            return await user.result
+        finally:
+            self.cancel(key, None)
+
+    def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> Flow | None:
+        return None  # the upstream was told that its client takes no asks
+
+    def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
+        user, _ = self._users.pop(key, (None, None))
+        if user is not None:
+            user.on_answer(body, failed=failed)
+
+    def on_lost(self, key: RequestKey, lost: Lost) -> None:
+        user, _ = self._users.pop(key, (None, None))
+        if user is not None:
+            user.on_lost(lost)
+
+
 @dataclass(slots=True, eq=False)
-class PooledLane(SessionReceiver):
+class PooledLane(LaneRequests):
     _pool: LanePool
     caller: Caller
     asks_unnamed: bool = False
     """Its client can be asked, and a pipe does not say for which call."""
-    lane: Lane | None = None
     opened: Opened | None = None
     opening: asyncio.Task[None] | None = None
     is_over: bool = False
@@ -112,9 +165,7 @@ class PooledLane(SessionReceiver):
     """A request that the upstream still runs was left to a later process."""
     subscribed: set[str] = field(default_factory=set)
     """Resources to which the lane is subscribed."""
-    _users: dict[RequestKey, tuple[LaneUser, Rising]] = field(default_factory=dict)
     _asked: dict[AskKey, LaneUser] = field(default_factory=dict)
-    _count: int = 0
     _hears: dict[Hear, frozenset[str]] = field(default_factory=dict)
     """With the resources that each wants to hear of."""
 
@@ -132,15 +183,6 @@ class PooledLane(SessionReceiver):
         assert self.opened is not None
         return self.opened.result
 
-    def request(self, user: LaneUser, method: str, params: JsonObject | None) -> RequestKey:
-        self._count += 1
-        if self.lane is None:
-            user.on_lost(_NO_LANE)
-        else:
-            self._users[self._count] = user, Rising()
-            self.lane.request(self._count, method, params)
-        return self._count
-
     def follow(self, user: LaneUser, method: str, params: JsonObject | None, state: JsonObject) -> RequestKey:
         """Go on with a request of an earlier process."""
         self._count += 1
@@ -151,18 +193,6 @@ class PooledLane(SessionReceiver):
             self.lane.follow(self._count, method, params, state)
         return self._count
 
-    def forget(self, key: RequestKey) -> bool:
-        """Report nothing more of a request; the upstream may go on with it. Returns whether it was still running."""
-        return self._users.pop(key, None) is not None
-
-    def cancel(self, key: RequestKey, params: JsonObject | None) -> bool:
-        """Cancel a request. Returns whether it was still running."""
-        if not self.forget(key):
-            return False
-        if self.lane is not None:
-            self.lane.cancel(key, params)
-        return True
-
     def reply(self, ask: AskKey, response: JsonObject) -> None:
         self._asked.pop(ask, None)
         if self.lane is not None:
@@ -171,17 +201,6 @@ class PooledLane(SessionReceiver):
     def refuse(self, ask: AskKey) -> None:
         """Answer an ask of a request that is over."""
         self.reply(ask, {"error": {"code": REQUEST_CANCELLED, "message": "The request has ended"}})
-
-    async def call(
-        self, method: str, params: JsonObject | None, on_notification: OnNotification | None = None
-    ) -> bytes:
-        """Send a request and wait for its result. Raises `RequestRefused` or `Gone`."""
-        user = _Waiter(asyncio.get_running_loop().create_future(), on_notification)
-        key = self.request(user, method, params)
-        try:
-            return await user.result
-        finally:
-            self.cancel(key, None)
 
     @contextlib.contextmanager
     def hearing(self, hear: Hear, uris: Collection[str]) -> Iterator[None]:
@@ -249,17 +268,10 @@ class PooledLane(SessionReceiver):
         if (user := self._asked.pop(ask, None)) is not None:
             user.on_ask_withdrawn(ask, reason)
 
-    def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
-        user, _ = self._users.pop(key, (None, None))
-        if user is not None:
-            user.on_answer(body, failed=failed)
-
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
         if lost.may_be_sent_again:
             self._pool.forget(self)  # its user comes again at once
-        user, _ = self._users.pop(key, (None, None))
-        if user is not None:
-            user.on_lost(lost)
+        LaneRequests.on_lost(self, key, lost)
 
     def passes_round(self, key: RequestKey) -> bool:
         """Whether a result that requires input is the answer to a request; otherwise its client is asked."""

@@ -26,7 +26,7 @@ class ToolPages:
 
     def add(self, page: Mapping[str, Any] | None) -> str | None:
         """Add a page. Returns the cursor of the next one, as `Cursors.after`."""
-        page = page or {}
+        page = page if isinstance(page, Mapping) else {}
         found = page.get("tools")
         self.tools += [tool for tool in found if isinstance(tool, dict)] if isinstance(found, list) else []
         return self._cursors.after(page)
