@@ -17,7 +17,7 @@ from perdure._core.text import printable
 from perdure.cli.options import SERVERS, SOURCES, ServeOption, load_env_file, read_text, spelling
 from perdure.errors import Misuse
 from perdure.gateway.config import Servers, Surroundings, address_from, parse_servers, parse_tables, program_from
-from perdure.gateway.upstream import Auth, Era, Upstream
+from perdure.gateway.upstream import Auth, EraName, Upstream
 
 if TYPE_CHECKING:
     from mcp.server.auth.provider import TokenVerifier
@@ -83,7 +83,7 @@ def upstream_options() -> Iterator[ServeOption]:
         type=click.Choice(modes),
         shown="own",
     )
-    eras = get_args(Era)
+    eras = get_args(EraName)
     yield option(
         "--era", metavar="|".join(eras), says="revisions that are spoken to it", type=click.Choice(eras), shown="auto"
     )
@@ -136,7 +136,7 @@ def find_servers(ctx: click.Context) -> Servers | None:
         if given[name] and is_what not in what and rank(name) <= source.rank:
             raise Misuse(f"{spelling(ctx, params[name])} is for {what}, and {source.spelled} is {is_what}")
     around = _surroundings(Path.cwd())
-    era: Era = given["era"] or "auto"
+    era: EraName = given["era"] or "auto"
     match kind:
         case "target" if is_code:
             return None

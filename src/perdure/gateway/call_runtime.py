@@ -20,7 +20,7 @@ from perdure.store.records import SessionRecord
 
 
 @dataclass(slots=True, eq=False)
-class CallRuntime(LaneUser, Runtime):
+class UpstreamCallRuntime(LaneUser, Runtime):
     _pool: LanePool
     _record: SessionRecord
     _outlet: Outlet

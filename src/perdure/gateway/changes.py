@@ -25,7 +25,7 @@ _READ_BY = {
 }
 """The requests by which a client reads a list."""
 
-OnNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
+OnChange = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class UpstreamChanges:
     """The sessions of other clients report changes, too."""
 
     async def listen(
-        self, uris: Sequence[str], *, on_acknowledged: Callable[[ChangeFilter], None], on_notification: OnNotification
+        self, uris: Sequence[str], *, on_acknowledged: Callable[[ChangeFilter], None], on_notification: OnChange
     ) -> None:
         if self._pool.upstream.needs_caller:  # it serves no requests of the gateway's own
             raise NoListening

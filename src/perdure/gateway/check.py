@@ -24,7 +24,7 @@ CLIENT_PARAMS: JsonObject = {
     "clientInfo": {"name": "perdure serve --check", "version": version("perdure")},
 }
 
-MakeLane = Callable[[Upstream, SessionReceiver], AbstractAsyncContextManager[Lane]]
+MakeCheckedLane = Callable[[Upstream, SessionReceiver], AbstractAsyncContextManager[Lane]]
 """Makes a lane, not opened yet, for a block."""
 
 
@@ -49,7 +49,7 @@ class Checked:
     tools: tuple[CheckedTool, ...] = ()
 
 
-async def check_upstream(upstream: Upstream, make_lane: MakeLane) -> Checked:
+async def check_upstream(upstream: Upstream, make_lane: MakeCheckedLane) -> Checked:
     """Start or reach an upstream, list its tools, and let it go again."""
 
     def failed(why: str) -> Checked:

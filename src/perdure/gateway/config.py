@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from perdure._core.jsonc import BadDocument, Members, decode
 from perdure._core.text import did_you_mean
 from perdure.errors import Misuse
-from perdure.gateway.upstream import MASK, Auth, Era, HttpUpstream, Program, Text, Texts, Upstream, keys_of, masked
+from perdure.gateway.upstream import MASK, Auth, EraName, HttpUpstream, Program, Text, Texts, Upstream, keys_of, masked
 from perdure.settings import NUMBERS, Rule
 
 HOLDERS = ("mcpServers", "servers", "context_servers")
@@ -175,7 +175,7 @@ def _together(file: str, found: Sequence[Upstream | None]) -> tuple[Upstream, ..
 
 
 def program_from(
-    argv: Sequence[str], *, env: Sequence[str], cwd: Path | None, era: Era, around: Surroundings
+    argv: Sequence[str], *, env: Sequence[str], cwd: Path | None, era: EraName, around: Surroundings
 ) -> Upstream:
     """Make an upstream of a command line. `env`: `NAME=VALUE`, or `NAME` of a variable that is set. Raises `Misuse`."""
     entry = _Entry("--env", around)
@@ -199,7 +199,7 @@ def address_from(
     token_env: str | None,
     token_file: Path | None,
     auth: Auth,
-    era: Era,
+    era: EraName,
     around: Surroundings,
 ) -> Upstream:
     """Make an upstream of an address. `headers`: `Name: value`. Raises `Misuse`."""

@@ -17,7 +17,7 @@ from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure.errors import Misuse
-from perdure.gateway.call_runtime import CallRuntime
+from perdure.gateway.call_runtime import UpstreamCallRuntime
 from perdure.gateway.changes import UpstreamChanges
 from perdure.gateway.children import Children, program_of, shared_reaper
 from perdure.gateway.config import HEADER_VALUE
@@ -277,7 +277,7 @@ class UpstreamRuntimes:
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         if record.kind is RecordKind.CALL:
-            return CallRuntime(self.pool, record, outlet)
+            return UpstreamCallRuntime(self.pool, record, outlet)
         runtime = SessionRuntime(self.lanes, record, outlet)
         self._sessions.add(runtime)
         return runtime

@@ -53,7 +53,7 @@ _ID_LAST_BYTES = 64
 _BOM = b"\xef\xbb\xbf"
 
 
-class _Running(NamedTuple):
+class _PipeRequest(NamedTuple):
     """A request that has no answer yet."""
 
     key: RequestKey
@@ -64,7 +64,7 @@ class _Running(NamedTuple):
     method: str
 
 
-class _Ended(Exception):
+class _ChildEnded(Exception):
     """The child ended before it answered a request of the lane's own."""
 
 
@@ -111,7 +111,7 @@ class PipeLane:
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._ids = itertools.count(1)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _PipeRequest] = {}
         """By the id on the wire."""
         self._ids_by_key: dict[RequestKey, int] = {}
         self._refused: dict[RequestKey, Lost] = {}
@@ -163,7 +163,7 @@ class PipeLane:
             token = meta["progressToken"]
             params = {**params, "_meta": {**meta, "progressToken": request_id}}
         if end := self._write({"id": request_id, "method": method}, params):
-            self._running[request_id] = _Running(key, token, end, method)
+            self._running[request_id] = _PipeRequest(key, token, end, method)
             self._ids_by_key[key] = request_id
         elif self._child is not None and self._child.input.is_open:
             self._refuse(key, Reason.LIMIT, "the server does not read its input")
@@ -195,7 +195,7 @@ class PipeLane:
 
     async def probe(self) -> bool:
         """Whether the child answers a `ping` in time."""
-        with contextlib.suppress(TimeoutError, _Ended):
+        with contextlib.suppress(TimeoutError, _ChildEnded):
             async with asyncio.timeout(self._ping_seconds):
                 await self._ask_child("ping", None)
                 return True
@@ -225,7 +225,7 @@ class PipeLane:
             if self._children.noise > noise:
                 sentence += " It writes lines to its output that are no messages of MCP."
             raise UpstreamUnavailable(Reason.NO_HANDSHAKE, sentence) from None
-        except _Ended:
+        except _ChildEnded:
             sentence = f"{server} did not make its handshake: {self._children.explain_end(child)}"
             raise UpstreamUnavailable(Reason.DIED, sentence) from None
         if failed:
@@ -245,13 +245,13 @@ class PipeLane:
         return Opened(version=version, result=found)
 
     async def _ask_child(self, method: str, params: JsonObject | None) -> tuple[Any, bool]:
-        """Send a request of the lane's own. Raises `_Ended`."""
+        """Send a request of the lane's own. Raises `_ChildEnded`."""
         request_id = next(self._ids)
         answered: asyncio.Future[tuple[Any, bool]] = self._loop.create_future()
         self._own[request_id] = answered
         try:
             if self._is_over:
-                raise _Ended
+                raise _ChildEnded
             self._write({"id": request_id, "method": method}, params)  # if it is not taken, the child's end is near
             return await answered
         finally:
@@ -293,7 +293,7 @@ class PipeLane:
     def _end_own(self) -> None:
         for answered in self._own.values():
             if not answered.done():
-                answered.set_exception(_Ended())
+                answered.set_exception(_ChildEnded())
 
     def _on_end(self) -> None:
         self._is_over = True

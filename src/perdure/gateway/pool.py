@@ -334,23 +334,23 @@ class _Waiter:
     def on_position(self, state: JsonObject) -> None: ...
 
 
-_Place = tuple[Caller, str, Hashable]
+_PooledPlace = tuple[Caller, str, Hashable]
 """A caller, its capabilities, and what the upstream gets of it."""
 
-MakeLane = Callable[[PooledLane, Caller, object], Lane]
+MakePooledLane = Callable[[PooledLane, Caller, object], Lane]
 """Makes a lane for a caller. The last argument is the HTTP request that it is made for, or `None`."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LanePool:
     upstream: Upstream
-    make: MakeLane
+    make: MakePooledLane
     place: Callable[[Caller, object], Hashable]
     """What the upstream gets of a caller and its request: requests that differ in it share no lane."""
     tools: ToolList
     server_info: JsonObject = field(default_factory=dict)
     """What the upstream said of itself in its last handshake."""
-    _lanes: dict[_Place, list[PooledLane]] = field(default_factory=dict)
+    _lanes: dict[_PooledPlace, list[PooledLane]] = field(default_factory=dict)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _is_listing: bool = False
@@ -407,7 +407,7 @@ class LanePool:
             raise
         return lane
 
-    def _free(self, place: _Place, *, one: bool, asks: bool) -> PooledLane | None:
+    def _free(self, place: _PooledPlace, *, one: bool, asks: bool) -> PooledLane | None:
         """A lane that one more request may use, new if need be; `None` if the request has to wait. `one`: requests wait
         for each other."""
         lanes = self._lanes.get(place, [])

@@ -78,7 +78,7 @@ class _Waiting(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _ClientRequest:
     """A request that the runtime has not answered."""
 
     request: Request
@@ -93,7 +93,7 @@ class _Running:
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
+class _OpenAsk:
     key: AskKey
     call: int | None
     token: object = None
@@ -140,10 +140,10 @@ class SessionRuntime(SessionReceiver, Runtime):
     """Closes a lane that had nothing to do."""
     _queue: list[_Waiting] = field(default_factory=list)
     """Messages that wait for the lane, in their order."""
-    _calls: dict[int, _Running] = field(default_factory=dict)
+    _calls: dict[int, _ClientRequest] = field(default_factory=dict)
     _is_cancelled: bool = False
     """All requests that were sent are cancelled: what the upstream asks now is for one of them, perhaps."""
-    _asks: dict[str, _Ask] = field(default_factory=dict)
+    _asks: dict[str, _OpenAsk] = field(default_factory=dict)
     _own: dict[RequestKey, tuple[str, _TakeOwn]] = field(default_factory=dict)
     """The runtime's own requests to the upstream: their methods, and what takes their results."""
     _own_count: int = 0
@@ -191,7 +191,7 @@ class SessionRuntime(SessionReceiver, Runtime):
             case Request(method="ping"):
                 self._outlet.answer(int(message.id), b"{}", failed=False)
             case Request():
-                self._calls[int(message.id)] = _Running(message, origin)
+                self._calls[int(message.id)] = _ClientRequest(message, origin)
                 self._put(_Waiting(message))
             case Notification(method="notifications/cancelled", params=params):
                 self._cancel(params or {})
@@ -204,7 +204,7 @@ class SessionRuntime(SessionReceiver, Runtime):
 
     def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
         self._note(origin)
-        self._calls[int(call.id)] = _Running(call, origin, follow=state)
+        self._calls[int(call.id)] = _ClientRequest(call, origin, follow=state)
         self._put(_Waiting(call))
 
     def _note(self, origin: object) -> None:
@@ -250,7 +250,7 @@ class SessionRuntime(SessionReceiver, Runtime):
                 self._outlet.keep_call(number, UpstreamCall(may_run_again=running.may_run_again))
         lane.request(number, message.method, request_along(message.params))
 
-    def _may_run_again(self, running: _Running) -> bool | None:
+    def _may_run_again(self, running: _ClientRequest) -> bool | None:
         if running.request.method != "tools/call":
             return None
         name = str((running.request.params or {}).get("name"))
@@ -591,7 +591,7 @@ class SessionRuntime(SessionReceiver, Runtime):
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if params is not None and token is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": name}}
-        self._asks[name] = _Ask(ask, call, token)
+        self._asks[name] = _OpenAsk(ask, call, token)
         try:
             return self._outlet.ask(name, method, params, call=call)
         except CallEnded:

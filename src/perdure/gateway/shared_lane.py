@@ -35,7 +35,7 @@ _UPDATED = "notifications/resources/updated"
 _OF_HANDSHAKE = frozenset({"notifications/initialized", "notifications/roots/list_changed"})
 """Notifications of clients that concern a handshake: that of a shared lane is the gateway's."""
 
-Place = tuple[str, Hashable]
+SharedPlace = tuple[str, Hashable]
 """The principal whose sessions share a lane, empty for those of all callers, and what the upstream gets of a caller."""
 
 
@@ -43,7 +43,7 @@ Place = tuple[str, Hashable]
 class SharedLanes:
     """The lanes of an upstream that sessions share, by their places."""
 
-    _by_place: dict[Place, _Shared] = field(default_factory=dict)
+    _by_place: dict[SharedPlace, _Shared] = field(default_factory=dict)
     _admitted: set[str] = field(default_factory=set)
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ class SharedLanes:
         finally:
             self._admitted.remove(owner)
 
-    def join(self, place: Place, make: Callable[[SessionReceiver], Lane], session: SharedLane) -> _Shared:
+    def join(self, place: SharedPlace, make: Callable[[SessionReceiver], Lane], session: SharedLane) -> _Shared:
         """The lane of a place, new if there is none, with one more session."""
         if (shared := self._by_place.get(place)) is None:
             shared = self._by_place[place] = _Shared(make, lambda: self._by_place.pop(place))
@@ -71,7 +71,7 @@ class SharedLane:
     """The part that one session has in a shared lane."""
 
     def __init__(
-        self, lanes: SharedLanes, place: Place, make: Callable[[SessionReceiver], Lane], receiver: Receiver
+        self, lanes: SharedLanes, place: SharedPlace, make: Callable[[SessionReceiver], Lane], receiver: Receiver
     ) -> None:
         self.receiver = receiver
         self.running: set[RequestKey] = set()

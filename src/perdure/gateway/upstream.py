@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from perdure._core.settling import may_run_again
 from perdure.settings import NUMBERS, Rule
 
-Era = Literal["auto", "session", "2026-07-28"]
+EraName = Literal["auto", "session", "2026-07-28"]
 OnRestart = Literal["keep", "end"]
 Process = Literal["session", "principal", "shared"]
 Auth = Literal["own", "pass"]
@@ -196,7 +196,7 @@ class Upstream:
     """A segment of its path, `/mcp/NAME`."""
     program: Program | None = None
     address: HttpUpstream | None = None
-    era: Era = _key(Era, "the revisions that it is spoken to in; `auto` finds out")  # noqa: RUF009
+    era: EraName = _key(EraName, "the revisions that it is spoken to in; `auto` finds out")  # noqa: RUF009
     patience: float = _key(30.0, "how long a request that did not run waits for an upstream that is away", low=0)
     call_timeout: float | None = _key(
         None, "how long a request may take; without it as long as it takes", kind="duration"

@@ -214,7 +214,7 @@ def _report_of_caller(
         report(notice, why, reason=reason)
 
 
-class _Position:
+class _PositionReport:
     """Reports how far a call was read: at once, then at most four times a second, and not past an open ask."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -260,7 +260,7 @@ class _Position:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Running:
+class _WebRequest:
     """A request that was sent, or is about to be, and was not reported yet."""
 
     key: RequestKey
@@ -268,7 +268,7 @@ class _Running:
     token: object
     """The progress token that the receiver knows; None if it gave none."""
     call: Call = field(init=False)
-    position: _Position = field(init=False)
+    position: _PositionReport = field(init=False)
     asks: set[int] = field(default_factory=set)
     """The open ones."""
     seen: set[str] = field(default_factory=set)
@@ -277,12 +277,12 @@ class _Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ask:
+class _WebAsk:
     id: object
     """On the wire."""
     handshake: Handshake | None
     """The session that it belongs to."""
-    running: _Running | None
+    running: _WebRequest | None
 
 
 class WebLane:
@@ -300,10 +300,10 @@ class WebLane:
             start_soon=self._start_soon,
         )
         self._sender = Sender(self._link)
-        self._running: dict[RequestKey, _Running] = {}
-        self._tokens: dict[str, _Running] = {}
+        self._running: dict[RequestKey, _WebRequest] = {}
+        self._tokens: dict[str, _WebRequest] = {}
         """The requests that may have progress, by their tokens on the wire."""
-        self._asks: dict[AskKey, _Ask] = {}
+        self._asks: dict[AskKey, _WebAsk] = {}
         self._ask_keys = count(1)
         self._seen: dict[str, None] = {}
         """The ids of the asks of the standalone stream, as JSON, the newest at the end."""
@@ -478,7 +478,7 @@ class WebLane:
         body = _encoded(method, params, id=wire_id)
         name = str((params or {}).get("name", ""))
         sent = OutgoingRequest(method=method, name=name, body=lambda _: body, restarts=False)
-        self._run(_Running(key=key, wire_id=wire_id, token=token), sent, handshake=self._bringing)
+        self._run(_WebRequest(key=key, wire_id=wire_id, token=token), sent, handshake=self._bringing)
 
     def follow(self, key: RequestKey, method: str, params: JsonObject | None, state: JsonObject) -> None:
         session, wire_id, position = (state.get(name) for name in ("session", "id", "position"))
@@ -492,10 +492,10 @@ class WebLane:
         if session != current.session:
             elsewhere = Handshake(session=session, request={}, result=current.result)
         sent = OutgoingRequest(method=method, body=None, restarts=False)
-        running = _Running(key=key, wire_id=wire_id, token=_token(params))
+        running = _WebRequest(key=key, wire_id=wire_id, token=_token(params))
         self._run(running, sent, handshake=elsewhere, position=position)
 
-    def _run(self, running: _Running, sent: OutgoingRequest, **options: Any) -> None:
+    def _run(self, running: _WebRequest, sent: OutgoingRequest, **options: Any) -> None:
         call = running.call = Call(
             self._route,
             sent,
@@ -513,11 +513,11 @@ class WebLane:
             session = "" if call.handshake is None else call.handshake.session
             self._receiver.on_position(running.key, {"session": session, "position": position, "id": running.wire_id})
 
-        running.position = _Position(report)
+        running.position = _PositionReport(report)
         self._running[running.key] = running
         self._link.start(self._bring_answer, running, self._before)
 
-    async def _bring_answer(self, running: _Running, before: anyio.Event | None) -> None:
+    async def _bring_answer(self, running: _WebRequest, before: anyio.Event | None) -> None:
         with running.call.scope:
             if before is not None:
                 await before.wait()
@@ -525,7 +525,7 @@ class WebLane:
             if not running.is_over:
                 self._report(running, found)
 
-    def _report(self, running: _Running, found: Message | Ended) -> None:
+    def _report(self, running: _WebRequest, found: Message | Ended) -> None:
         self._forget(running)
         if isinstance(found, Message):
             for ask in list(running.asks):
@@ -537,7 +537,7 @@ class WebLane:
             self._withdraw(ask, lost.why)
         self._receiver.on_lost(running.key, lost)
 
-    def _forget(self, running: _Running) -> None:
+    def _forget(self, running: _WebRequest) -> None:
         running.is_over = True
         running.position.close()
         self._tokens.pop(running.wire_id, None)
@@ -550,7 +550,7 @@ class WebLane:
             self._forget(running)
             self._link.start(self._cancel, running, {**(params or {}), "requestId": running.wire_id})
 
-    async def _cancel(self, running: _Running, params: JsonObject) -> None:
+    async def _cancel(self, running: _WebRequest, params: JsonObject) -> None:
         call = running.call
         if call.is_begun:
             # Before the upstream has the request it would not know what to cancel.
@@ -602,7 +602,7 @@ class WebLane:
         if (found := self._asks.pop(ask, None)) is not None:
             self._link.start(self._reply, ask, found, response)
 
-    async def _reply(self, key: AskKey, ask: _Ask, response: JsonObject) -> None:
+    async def _reply(self, key: AskKey, ask: _WebAsk, response: JsonObject) -> None:
         answer = {name: response[name] for name in ("result", "error") if name in response}
         body = encode({"jsonrpc": "2.0", "id": ask.id, **answer}).encode()
         await self._sender.send(body, is_reply=True, handshake=ask.handshake)
@@ -613,7 +613,7 @@ class WebLane:
     async def take(self, message: Message) -> None:
         await self._take(message, running=None)
 
-    async def _take(self, message: Message, running: _Running | None) -> None:
+    async def _take(self, message: Message, running: _WebRequest | None) -> None:
         method, params = message.body.get("method"), message.body.get("params")
         is_over = self._is_closed or (running is not None and running.is_over)
         if not isinstance(method, str) or (is_over and (self._is_closed or "id" not in message.body)):
@@ -635,9 +635,9 @@ class WebLane:
         if flow is not None:
             await flow.wait_for_room()
 
-    def _ask(self, ask_id: object, method: str, params: JsonObject | None, running: _Running | None) -> Flow | None:
+    def _ask(self, ask_id: object, method: str, params: JsonObject | None, running: _WebRequest | None) -> Flow | None:
         handshake = self._link.handshake if running is None else running.call.handshake
-        ask = _Ask(id=ask_id, handshake=handshake, running=running)
+        ask = _WebAsk(id=ask_id, handshake=handshake, running=running)
         key, name = next(self._ask_keys), encode(ask_id)
         if method == "ping":
             self._link.start(self._reply, key, ask, {"result": {}})
@@ -663,7 +663,7 @@ class WebLane:
         self._asks[key] = ask
         return self._receiver.on_ask(key, method, params, key=None if running is None else running.key)
 
-    def _take_withdrawal(self, params: JsonObject, running: _Running | None) -> None:
+    def _take_withdrawal(self, params: JsonObject, running: _WebRequest | None) -> None:
         wanted, reason = encode(params.get("requestId")), params.get("reason")
         found = [key for key, ask in self._asks.items() if encode(ask.id) == wanted]
         own = [key for key in found if self._asks[key].running is running]
@@ -675,7 +675,7 @@ class WebLane:
             self._close(key, ask)
             self._receiver.on_ask_withdrawn(key, reason)
 
-    def _close(self, key: AskKey, ask: _Ask) -> None:
+    def _close(self, key: AskKey, ask: _WebAsk) -> None:
         if ask.running is not None:
             ask.running.asks.discard(key)
             if not ask.running.asks and not ask.running.is_over:

@@ -99,7 +99,7 @@ class SendQueue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HostRequest:
+class _SessionRequest:
     """A request of the host that runs."""
 
     call: Call
@@ -132,7 +132,7 @@ class HostSide:
         self._finish = finish
         self._positions = positions
         self._output = output
-        self._requests: dict[str, _HostRequest] = {}  #: running calls, by the host's id as JSON
+        self._requests: dict[str, _SessionRequest] = {}  #: running calls, by the host's id as JSON
         self._earlier: set[Call] = set()  #: calls of an earlier process that run
         self._tokens: dict[str, str] = {}  #: the tokens of the host, as JSON, by those on the wire
         self._asks: dict[str, None] = {}  #: the ids of the server's asks that wait for the host, as JSON
@@ -244,7 +244,7 @@ class HostSide:
             request = self._started(message, host_id, text)
             await self.queue.add(lambda _: self._follow(request), request.call.departed, weight=len(text))
 
-    def _started(self, message: Request, host_id: str, text: str) -> _HostRequest:
+    def _started(self, message: Request, host_id: str, text: str) -> _SessionRequest:
         wire_id = self._link.route.new_id()
         params = message.params or {}
         token = splice.cut(text, "params", "_meta", "progressToken")
@@ -256,7 +256,7 @@ class HostSide:
         call = self._call(wire_id, running, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
         # The message itself is not kept: it may be large, and the call may take long.
         sticky = encode_sticky(message.method, message.params).decode() if message.method in STICKY else ""
-        request = self._requests[host_id] = _HostRequest(call=call, running=running, sticky=sticky)
+        request = self._requests[host_id] = _SessionRequest(call=call, running=running, sticky=sticky)
         return request
 
     def _call(self, wire_id: str, running: RunningCall, body: Callable[[str], bytes] | None) -> Call:
@@ -270,7 +270,7 @@ class HostSide:
             position=running.position,
         )
 
-    async def _follow(self, request: _HostRequest) -> None:
+    async def _follow(self, request: _SessionRequest) -> None:
         call = request.call
         if not call.is_repeatable:
             self._positions.add_call(call.first_id, request.running)
@@ -285,7 +285,7 @@ class HostSide:
             await self._output.deliver(answer)
         self._positions.end_call(call.first_id)
 
-    def _free(self, request: _HostRequest) -> None:
+    def _free(self, request: _SessionRequest) -> None:
         self._tokens.pop(request.call.first_id, None)
         if self._requests.get(request.running.id) is request:
             del self._requests[request.running.id]
