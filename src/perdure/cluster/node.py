@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId
@@ -13,7 +14,7 @@ from perdure._core.states import ClaimState
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreLost, StoreUnavailable
 from perdure.log.chores import Chores, OnDemand, cancel_all
-from perdure.log.nodes import mail_to
+from perdure.log.nodes import OtherNodes, mail_to
 from perdure.log.remote_readers import RemoteReaders
 from perdure.sessions.context import ServerContext
 from perdure.sessions.listening import Listening
@@ -31,31 +32,29 @@ LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
 
+@dataclass(eq=False)
 class Watcher:
     """Reads what other nodes wrote, and handles their mail, when the store hints at it and in each round. Streams,
     homes and mail are separate jobs: a message may take long (a session ends, a home is searched), and readers must
     not wait for that."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        sessions: SessionRegistry,
-        settler: Settler,
-        readers: RemoteReaders,
-        listening: Listening | None,
-    ) -> None:
-        self._context = context
-        self._sessions = sessions
-        self._settler = settler
-        self._readers = readers
-        self.listening = listening
-        self.handled = 0
-        """The key of the last message that was handled."""
-        self._named: set[StreamId] = set()
-        self._all = False
-        self._read_at: object = None
-        """The store's stamp from before everything was last read."""
-        self._homeless: dict[StreamId, StreamRecord] = {}
+    _context: ServerContext
+    _sessions: SessionRegistry
+    _settler: Settler
+    _readers: RemoteReaders
+    listening: Listening | None
+    handled: int = 0
+    """The key of the last message that was handled."""
+    _named: set[StreamId] = field(default_factory=set)
+    _all: bool = False
+    _read_at: object = None
+    """The store's stamp from before everything was last read."""
+    _homeless: dict[StreamId, StreamRecord] = field(default_factory=dict)
+    _streams: OnDemand = field(init=False)
+    _homes: OnDemand = field(init=False)
+    _mail: OnDemand = field(init=False)
+
+    def __post_init__(self) -> None:
         # What fails is read again in the next round, with everything else.
         failure = "what other nodes wrote could not be read"
 
@@ -195,34 +194,31 @@ class Watcher:
                     await self._settler.principal_calls.cancel(message)
 
 
+@dataclass(eq=False)
 class Node:
     """Beats, and does the rounds. Beats continue while a dead node is settled, however long that takes."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        liveness: Liveness,
-        settler: Settler,
-        watcher: Watcher,
-        *,
-        facts: Callable[[], bytes],
-        on_buried: Callable[[], None],
-        on_lost: Callable[[StoreLost], None],
-    ) -> None:
-        """`facts`: what this node writes with its beat. `on_buried` is called if other nodes have buried this one,
-        `on_lost` (again and again) if the store cannot be used any more."""
-        self._context = context
-        self._nodes = context.nodes
-        self._liveness = liveness
-        self._settler = settler
-        self._watcher = watcher
-        self._facts = facts
-        self._on_buried = on_buried
-        self._on_lost = on_lost
-        self._every = min(context.settings.lease / BEATS_IN_LEASE, LONGEST_PAUSE)
+    _context: ServerContext
+    _liveness: Liveness
+    _settler: Settler
+    _watcher: Watcher
+    _: KW_ONLY
+    facts: Callable[[], bytes]
+    """What this node writes with its beat."""
+    on_buried: Callable[[], None]
+    """Called if other nodes have buried this one."""
+    on_lost: Callable[[StoreLost], None]
+    """Called, again and again, if the store cannot be used any more."""
+    _nodes: OtherNodes = field(init=False)
+    _every: float = field(init=False)
+    _round: float = field(init=False)
+    _chores: Chores = field(default_factory=Chores)
+    _settling: set[NodeId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._nodes = self._context.nodes
+        self._every = min(self._context.settings.lease / BEATS_IN_LEASE, LONGEST_PAUSE)
         self._round = min(ROUND, self._every)
-        self._chores = Chores()
-        self._settling: set[NodeId] = set()
 
     async def run(self) -> None:
         """Run until another node has buried this one."""
@@ -247,7 +243,7 @@ class Node:
             await cancel_all(tasks)
         sentence = "other nodes took this node for dead and have settled its calls: it writes nothing more, and ends"
         log_event(logging.ERROR, "node.buried", sentence)
-        self._on_buried()
+        self.on_buried()
 
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
@@ -261,12 +257,12 @@ class Node:
             try:
                 await work
             except StoreLost as failure:
-                self._on_lost(failure)
+                self.on_lost(failure)
 
     async def _beat(self) -> None:
         # One that hangs must not be the last: the store may be back long before the lease has lapsed.
         async with asyncio.timeout(2 * self._every):
-            await self._liveness.beat(self._facts())
+            await self._liveness.beat(self.facts())
 
     async def _go_round(self) -> None:
         if self._liveness.node_claim.at(time.monotonic()) is not ClaimState.HOLDING:

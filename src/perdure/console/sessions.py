@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeVar
 
 from perdure._core.ids import RecordKind, SessionId, StreamId
@@ -133,6 +133,7 @@ class StoreView:
                 await store.aclose()
 
 
+@dataclass(eq=False)
 class CachedRead(Generic[T]):
     """Caches a value that is read again when a caller wants it and it is due; nothing is read while no page is open.
 
@@ -141,30 +142,23 @@ class CachedRead(Generic[T]):
     was; the next caller reads again.
     """
 
-    def __init__(
-        self,
-        read: Callable[[], Awaitable[T]],
-        *,
-        pause: float,
-        rest: float,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._read = read
-        self._pause = pause
-        self._rest = rest
-        self._monotonic = monotonic
-        self._turn = asyncio.Lock()
-        self._value: T | None = None
-        self._due = -math.inf
+    _read: Callable[[], Awaitable[T]]
+    _: KW_ONLY
+    pause: float
+    rest: float
+    monotonic: Callable[[], float] = time.monotonic
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _value: T | None = None
+    _due: float = -math.inf
 
     async def get(self) -> T:
         async with self._turn:
-            began = self._monotonic()
+            began = self.monotonic()
             if self._value is None or began >= self._due:
                 self._value = None
                 self._value = await self._read()
-                now = self._monotonic()
-                self._due = now + max(self._pause, self._rest * (now - began))
+                now = self.monotonic()
+                self._due = now + max(self.pause, self.rest * (now - began))
             return self._value
 
 

@@ -5,7 +5,7 @@ import contextlib
 import enum
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from starlette.types import Receive, Scope, Send
 
@@ -47,44 +47,35 @@ class Ending(enum.Enum):
     """A call takes longer than its client waits for the answer itself."""
 
 
+@dataclass(slots=True, eq=False)
 class EventStream:
     """One response. With its first frame it becomes an event stream; until then it may be a whole answer."""
 
-    __slots__ = ("_abort", "_ending", "_headers", "_receive", "_send", "_streams", "_task", "_timeout", "has_begun")
-
-    def __init__(
-        self,
-        receive: Receive,
-        send: Send,
-        *,
-        abort: Callable[[], None] | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-        streams: bool = True,
-        timeout: float | None = None,
-    ) -> None:
-        """`abort`: breaks the connection off, where the server that runs us can do that. `streams`: the response may
-        become an event stream. `timeout`: seconds that one write may take; readers have a watch of their own."""
-        self._abort = abort
-        self._receive = receive
-        self._send = send
-        self._headers = headers
-        self._streams = streams
-        self._timeout = timeout
-        self._task: asyncio.Task[object] | None = None
-        self.has_begun = False
-        """The head is written: all that follows is a part of the event stream."""
-        self._ending: Ending | None = None
+    _receive: Receive
+    _send: Send
+    _: KW_ONLY
+    break_off: Callable[[], None] | None = None
+    """Breaks the connection off, where the server that runs us can do that."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    streams: bool = True
+    """The response may become an event stream."""
+    timeout: float | None = None
+    """Seconds that one write may take; readers have a watch of their own."""
+    _task: asyncio.Task[object] | None = None
+    has_begun: bool = False
+    """The head is written: all that follows is a part of the event stream."""
+    _ending: Ending | None = None
 
     # Writing
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
         """Write the head, if it is not written, and frames. A JSON response omits everything before the answer."""
-        if not self._streams:
+        if not self.streams:
             return
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(self.timeout):
             if not self.has_begun:
                 self.has_begun = True
-                headers = [*_HEADERS, *self._headers]
+                headers = [*_HEADERS, *self.headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             # Also where it is empty: the server that runs us may hold the head until then.
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
@@ -150,8 +141,8 @@ class EventStream:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
         failure = None if writing.cancelled() else writing.exception()
-        if isinstance(failure, TimeoutError) and self._abort is not None:
-            self._abort()
+        if isinstance(failure, TimeoutError) and self.break_off is not None:
+            self.break_off()
             with contextlib.suppress(OSError):
                 while (await self._receive())["type"] != "http.disconnect":
                     pass
@@ -169,8 +160,8 @@ class EventStream:
             self._task.cancel()
 
     def abort(self) -> None:
-        if self._abort is not None:
-            self._abort()
+        if self.break_off is not None:
+            self.break_off()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +174,7 @@ class EventStreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, the token expires, or the client leaves."""
         headers = ((b"mcp-session-id", self.session.id.encode()),)
-        stream = EventStream(receive, send, abort=scope.get(BREAK_OFF), headers=headers)
+        stream = EventStream(receive, send, break_off=scope.get(BREAK_OFF), headers=headers)
         try:
             with ending_with_token(scope, self.reader.end):
                 if await stream.wait(self.reader) is Ending.STOPPED:

@@ -138,7 +138,7 @@ class _Listener:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until the server ends it, the token expires, or the client leaves."""
-        response = EventStream(receive, send, abort=scope.get(BREAK_OFF), timeout=self._timeout)
+        response = EventStream(receive, send, break_off=scope.get(BREAK_OFF), timeout=self._timeout)
         with ending_with_token(scope, self.end):
             await response.serve(asyncio.create_task(self._write(response), name="perdure-listener"), end=self.end)
 

@@ -101,29 +101,28 @@ def last_word(body: bytes, *, listens: bool) -> bytes:
     )
 
 
+@dataclass(eq=False)
 class SdkPassthrough:
     """Serves requests without a session, `max_sessionless` at once at most. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
-    def __init__(
-        self,
-        manager: SessionlessHandler,
-        access: SessionAccess,
-        durable_calls: DurableCallHandler,
-        listening: ListeningHandler | None,
-    ) -> None:
-        """The SDK's handler has what neither `durable_calls` nor `listening` takes."""
-        self._manager = manager
-        self._access = access
-        self._durable_calls = durable_calls
-        self._listening = listening
-        self._running: set[PassedOn] = set()
-        most = access.settings.max_sessionless
-        self._quota = Quota(most, each=share_of(most, access.settings.max_share))
-        """Also of requests that `durable_calls` has: they end by themselves, and a poll that is held delays no stop."""
-        self._ended = False
-        self._has_led = self._has_served = False
-        """A client was led to a session; a client was served without one. Each is logged once."""
+    _manager: SessionlessHandler
+    """The SDK's handler: has what neither `_durable_calls` nor `_listening` takes."""
+    _access: SessionAccess
+    _durable_calls: DurableCallHandler
+    _listening: ListeningHandler | None
+    _running: set[PassedOn] = field(default_factory=set)
+    _quota: Quota = field(init=False)
+    """Also of requests that `durable_calls` has: they end by themselves, and a poll that is held delays no stop."""
+    _ended: bool = False
+    _has_led: bool = False
+    """A client was led to a session. Logged once, as is the next."""
+    _has_served: bool = False
+    """A client was served without one."""
+
+    def __post_init__(self) -> None:
+        most = self._access.settings.max_sessionless
+        self._quota = Quota(most, each=share_of(most, self._access.settings.max_share))
 
     @property
     def is_busy(self) -> bool:

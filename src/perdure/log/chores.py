@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 
 from perdure.errors import StoreError
 from perdure.telemetry.log_records import log_event
@@ -50,40 +51,35 @@ async def keep_going(chore: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(AGAIN)
 
 
+@dataclass(eq=False)
 class OnDemand:
     """Runs a job whenever it is wanted, one run at a time. `want` during a run causes one more run."""
 
-    def __init__(
-        self,
-        job: Callable[[], Awaitable[None]],
-        *,
-        name: str,
-        failure: str,
-        on_failure: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`failure` says in the log what could not be done."""
-        self._job = job
-        self._name = name
-        self._failure = failure
-        self._on_failure = on_failure
-        self._chores = Chores()
-        self._is_wanted = self._is_closed = False
-        self._task: asyncio.Task[None] | None = None
+    _job: Callable[[], Awaitable[None]]
+    _: KW_ONLY
+    name: str
+    failure: str
+    """Says in the log what could not be done."""
+    on_failure: Callable[[], None] = field(default=lambda: None)
+    _chores: Chores = field(default_factory=Chores)
+    _is_wanted: bool = False
+    _is_closed: bool = False
+    _task: asyncio.Task[None] | None = None
 
     def want(self) -> None:
         self._is_wanted = True
         if self._task is None and not self._is_closed:
-            self._task = asyncio.create_task(self._run(), name=self._name)
+            self._task = asyncio.create_task(self._run(), name=self.name)
 
     async def _run(self) -> None:
         try:
             while self._is_wanted:
                 self._is_wanted, has_failed = False, True
-                with self._chores.surviving(self._failure):
+                with self._chores.surviving(self.failure):
                     await self._job()
                     has_failed = False
                 if has_failed:
-                    self._on_failure()
+                    self.on_failure()
         finally:
             self._task = None
 

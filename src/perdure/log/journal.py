@@ -23,7 +23,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -408,24 +408,16 @@ class Journal:
                 )
 
 
+@dataclass(slots=True, eq=False)
 class Steps:
     """A source of a few steps. A caller may wait for their outcome."""
 
-    __slots__ = ("_on_end", "_steps", "may_be_held", "outcome")
-
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        outcome: asyncio.Future[None] | None = None,
-        *,
-        may_be_held: bool = True,
-        on_end: Callable[[PerdureError | None], None] | None = None,
-    ) -> None:
-        """`on_end` is called when the steps are written, or with the reason for which they were refused."""
-        self._steps = steps
-        self._on_end = on_end
-        self.outcome = outcome
-        self.may_be_held = may_be_held
+    _steps: Sequence[Step]
+    outcome: asyncio.Future[None] | None = None
+    _: KW_ONLY
+    may_be_held: bool = True
+    on_end: Callable[[PerdureError | None], None] | None = None
+    """Called when the steps are written, or with the reason for which they were refused."""
 
     def take(self) -> Sequence[Step]:
         return self._steps
@@ -436,15 +428,15 @@ class Steps:
 
     def written(self, steps: Sequence[Step]) -> None:
         self.held(steps)
-        if self._on_end is not None:
-            self._on_end(None)
+        if self.on_end is not None:
+            self.on_end(None)
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
         return ()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        if self._on_end is not None:
-            self._on_end(reason)
+        if self.on_end is not None:
+            self.on_end(reason)
         elif self.outcome is None:
             # Mail to a dead node concerns no node, and a writer that lost its claim logs that itself.
             level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR

@@ -23,7 +23,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 from perdure._core import mail
@@ -96,27 +96,21 @@ class SubscriptionState(enum.Enum):
     REFUSED = "refused"  #: the server refuses one that comes from no client, or does not acknowledge it
 
 
+@dataclass(eq=False)
 class ServerSubscription:
-    def __init__(
-        self,
-        server: ServerChanges,
-        *,
-        on_notification: Callable[[str, Mapping[str, Any] | None], None],
-        on_gap: Callable[[], None],
-        task_context: contextvars.Context,
-    ) -> None:
-        """`on_gap` is called when the server has ended the subscription and acknowledges the next one: what changed in
-        between is not known."""
-        self._state = SubscriptionState.NONE
-        self._honoured = ChangeFilter()
-        """The filter that the server has acknowledged."""
-        self._server = server
-        self._on_notification = on_notification
-        self._on_gap = on_gap
-        self._context = task_context
-        self._uris: frozenset[str] = frozenset()
-        self._task: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
+    _server: ServerChanges
+    _: KW_ONLY
+    on_notification: Callable[[str, Mapping[str, Any] | None], None]
+    on_gap: Callable[[], None]
+    """Called when the server has ended the subscription and acknowledges the next one: what changed in between is not
+    known."""
+    task_context: contextvars.Context
+    _state: SubscriptionState = SubscriptionState.NONE
+    _honoured: ChangeFilter = field(default_factory=ChangeFilter)
+    """The filter that the server has acknowledged."""
+    _uris: frozenset[str] = frozenset()
+    _task: asyncio.Task[None] | None = None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def serves(self) -> bool:
@@ -142,7 +136,7 @@ class ServerSubscription:
                 return
             begun: asyncio.Future[SubscriptionState] = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(
-                self._listen(sorted(uris), begun), name="perdure-subscription", context=self._context.copy()
+                self._listen(sorted(uris), begun), name="perdure-subscription", context=self.task_context.copy()
             )
             try:
                 async with asyncio.timeout(self._server.acknowledges_within):
@@ -167,12 +161,12 @@ class ServerSubscription:
         """Listen, and listen again whenever the server ends it."""
 
         async def notified(method: str, params: Mapping[str, Any] | None) -> None:
-            self._on_notification(method, params)
+            self.on_notification(method, params)
 
         def acknowledged(honoured: ChangeFilter) -> None:
             self._honoured = honoured
             if begun.done():
-                self._on_gap()
+                self.on_gap()
             else:
                 begun.set_result(SubscriptionState.OPEN)
 

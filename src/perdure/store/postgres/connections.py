@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
@@ -238,33 +239,30 @@ class Connector:
             await asyncio.wait(self._closing)
 
 
+@dataclass(eq=False)
 class Connections:
     """A few connections that are made when they are needed. Work waits its turn, in its order."""
 
-    def __init__(
-        self,
-        connector: Connector,
-        limit: TimeLimit,
-        *,
-        size: int,
-        prepare: Callable[[Connection], Awaitable[object]] | None = None,
-    ) -> None:
-        """`prepare`: called with each new connection."""
-        self._connector = connector
-        self._limit = limit
-        self._prepare = prepare
-        self._room = asyncio.Semaphore(size)
-        self._size = size
-        self._idle: list[Connection] = []
-        self.took = Histogram()
-        """Seconds that work takes on a connection."""
-        self._is_open = False
-        self._asked = 0
-        """Pieces of work that run or wait."""
+    _connector: Connector
+    _limit: TimeLimit
+    _: KW_ONLY
+    size: int
+    prepare: Callable[[Connection], Awaitable[object]] | None = None
+    """Called with each new connection."""
+    _room: asyncio.Semaphore = field(init=False)
+    _idle: list[Connection] = field(default_factory=list)
+    took: Histogram = field(default_factory=Histogram)
+    """Seconds that work takes on a connection."""
+    _is_open: bool = False
+    _asked: int = 0
+    """Pieces of work that run or wait."""
+
+    def __post_init__(self) -> None:
+        self._room = asyncio.Semaphore(self.size)
 
     @property
     def busy(self) -> int:
-        return min(self._asked, self._size)
+        return min(self._asked, self.size)
 
     @property
     def idle(self) -> int:
@@ -280,10 +278,10 @@ class Connections:
     async def aclose(self) -> None:
         """Finish the work that waits, then close."""
         self._is_open = False
-        for _ in range(self._size):
+        for _ in range(self.size):
             await self._room.acquire()
         idle, self._idle = self._idle, []
-        self._room = asyncio.Semaphore(self._size)
+        self._room = asyncio.Semaphore(self.size)
         await self._connector.aclose(idle)
 
     async def run(self, doing: str, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -309,8 +307,8 @@ class Connections:
                 else:
                     connection = await self._connector.connect()
                     try:
-                        if self._prepare is not None:
-                            await self._prepare(connection)
+                        if self.prepare is not None:
+                            await self.prepare(connection)
                     except BaseException:
                         self._connector.give_up(connection)
                         raise

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ QUESTION = "?"
 that may connect can send a notification."""
 
 
+@dataclass(eq=False)
 class Holding:
     """Keeps the nodes of this process: which have joined, which hold steps; and asks the other processes.
 
@@ -43,31 +45,24 @@ class Holding:
     nodes ask it, and only a node that writes down that it holds nothing counts as no holder (15).
     """
 
-    def __init__(
-        self,
-        listener: ListenConnection,
-        queries: Mapping[str, str],
-        *,
-        enter: Callable[[NodeId], Awaitable[object]],
-        process: str | None,
-        clock: Callable[[], float],
-        count: Callable[[int], None],
-    ) -> None:
-        """`enter`: writes the row of a node. `process`: the name of this process. `count`: gets the number of nodes."""
-        self.listener = listener
-        self.queries = queries
-        self._enter = enter
-        self.process = process
-        self.clock = clock
-        self.count = count
-        self.joined: set[NodeId] = set()
-        """The nodes of this process. A commit is refused if one of them is no longer in the store."""
-        self._claims: list[tuple[NodeId, Claim]] = []
-        """Claims of the nodes of this process. Each is buried when its node leaves, or is no longer in the store."""
-        self._has_buried = False
-        """Other nodes have buried a node of this process."""
-        self._holding: set[NodeId] = set()
-        self._answering: set[asyncio.Task[None]] = set()
+    listener: ListenConnection
+    queries: Mapping[str, str]
+    _: KW_ONLY
+    enter: Callable[[NodeId], Awaitable[object]]
+    """Writes the row of a node."""
+    process: str | None
+    """The name of this process."""
+    clock: Callable[[], float]
+    count: Callable[[int], None]
+    """Gets the number of nodes."""
+    joined: set[NodeId] = field(default_factory=set)
+    """The nodes of this process. A commit is refused if one of them is no longer in the store."""
+    _claims: list[tuple[NodeId, Claim]] = field(default_factory=list)
+    """Claims of the nodes of this process. Each is buried when its node leaves, or is no longer in the store."""
+    _has_buried: bool = False
+    """Other nodes have buried a node of this process."""
+    _holding: set[NodeId] = field(default_factory=set)
+    _answering: set[asyncio.Task[None]] = field(default_factory=set)
 
     def hold(self, node: NodeId, holding: bool) -> None:
         if holding and node in self.joined:
@@ -134,7 +129,7 @@ class Holding:
             if is_buried:
                 self.bury([node])
             elif node in self.joined:
-                await self._enter(node)
+                await self.enter(node)
                 _log.warning(
                     "the database has lost that node %s had joined: it joins again",
                     node[:8],
