@@ -12,6 +12,9 @@ from perdure._core.revisions import LATEST_SESSION, REVISIONS
 LISTS = {name: f"notifications/{name}/list_changed" for name in ("tools", "prompts", "resources")}
 """Capabilities that are lists, each with the notification that it has changed."""
 
+OTHER_ERA = frozenset({UNSUPPORTED_VERSION, METHOD_NOT_FOUND, INVALID_PARAMS})
+"""Codes with which servers that have no sessions refuse `initialize`."""
+
 
 def announce_keys(result: bytes, kept_seconds: float) -> bytes:
     """An `initialize` result, as JSON, that says how long the server keeps the keys of calls. Clients of 2026-07-28

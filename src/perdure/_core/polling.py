@@ -16,6 +16,7 @@ from typing import Any
 from perdure._core.codes import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
+    METHOD_NOT_FOUND,
     MISSING_CAPABILITY,
     REQUEST_CANCELLED,
     UNREACHABLE,
@@ -34,7 +35,6 @@ MAX_QUESTIONS = 100
 #: at most; a task that asks a thousand times has forgotten its first questions.
 MAX_ANSWERED = 1_000
 
-METHOD_NOT_FOUND = -32601
 GONE = frozenset(
     {INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, UNREACHABLE}
 )

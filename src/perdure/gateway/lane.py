@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, Self
 
-from perdure._core.codes import UPSTREAM_UNAVAILABLE
+from perdure._core.codes import METHOD_NOT_FOUND, REQUEST_CANCELLED, UPSTREAM_UNAVAILABLE
 from perdure._core.jsonrpc import JsonObject
 from perdure.runtime.base import Flow
 from perdure.runtime.token_check import Challenge, end_check
@@ -173,6 +173,24 @@ class Rising:
             return False
         self._highest = progress
         return True
+
+
+def swap_token(params: JsonObject | None, token: object) -> tuple[JsonObject | None, object]:
+    """Give a request another progress token, if it has one. Returns its params and the token that it had."""
+    meta = None if params is None else params.get("_meta")
+    old = meta.get("progressToken") if isinstance(meta, dict) else None
+    if params is None or old is None:
+        return params, None
+    return {**params, "_meta": {**params["_meta"], "progressToken": token}}, old
+
+
+REQUEST_ENDED: JsonObject = {"error": {"code": REQUEST_CANCELLED, "message": "The request has ended"}}
+"""The answer to an ask of a request that is over."""
+
+
+def no_asks(method: str) -> JsonObject:
+    """The answer to an ask that reaches no client."""
+    return {"error": {"code": METHOD_NOT_FOUND, "message": f"No client can be asked {method} here"}}
 
 
 class Receiver(Protocol):

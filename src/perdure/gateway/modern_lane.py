@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from perdure._core.codes import INTERNAL_ERROR, INVALID_PARAMS, UNSUPPORTED_VERSION
+from perdure._core.codes import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, UNSUPPORTED_VERSION
 from perdure._core.envelope import CANCEL, CANCEL_TASK, GET_TASK, KEY, with_tasks
 from perdure._core.eras import (
     ADDED_REQUESTS,
@@ -46,7 +46,7 @@ from perdure._core.eras import (
     round_through,
 )
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import LEAST_POLL, METHOD_NOT_FOUND, Next
+from perdure._core.polling import LEAST_POLL, Next
 from perdure._core.reconnect import Patience
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.gateway.modern_listening import Listening, lists_in

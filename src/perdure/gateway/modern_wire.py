@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import anyio
 
-from perdure._core.codes import HEADER_MISMATCH, INTERNAL_ERROR, UNSUPPORTED_VERSION
+from perdure._core.codes import HEADER_MISMATCH, INTERNAL_ERROR, METHOD_NOT_FOUND, UNSUPPORTED_VERSION
 from perdure._core.delivery import Attempt, Meaning, Purpose
 from perdure._core.envelope import DISCOVER, SUBSCRIPTION, envelope_in, headers_of, param_headers
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import METHOD_NOT_FOUND
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import FIRST_SESSIONLESS
 from perdure.gateway.child import ChildProgram

@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from perdure._core import splice
-from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, UNSUPPORTED_VERSION
+from perdure._core.codes import LIMIT_REACHED
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
+from perdure._core.handshakes import OTHER_ERA
 from perdure._core.jsonrpc import JsonObject, RequestId
 from perdure._core.lines import EDGE_BYTES, MAX_LINE_BYTES, Line, TooLong
 from perdure._core.revisions import REVISIONS
 from perdure._core.text import format_size
 from perdure.gateway.child import Child, ChildProgram
 from perdure.gateway.children import MAX_QUOTED, Children
-from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
+from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable, swap_token
 from perdure.runtime.base import Flow
 
 #: Asks that wait at once. A session has fewer; this is against a server that asks in a loop.
@@ -37,9 +38,6 @@ RETIRE_SECONDS = 2.0
 
 INITIALIZE = "initialize"
 _PROGRESS, _CANCELLED = "notifications/progress", "notifications/cancelled"
-
-#: Codes with which servers that have no sessions refuse `initialize`: their own, an unknown method, wrong params.
-_OTHER_ERA = (UNSUPPORTED_VERSION, -32601, INVALID_PARAMS)
 
 #: Digits of an id of ours, and more than that.
 _MOST_DIGITS = 19
@@ -158,10 +156,8 @@ class PipeLane:
         if self._is_retired:
             self._refuse(key, Reason.DIED, "the server is started again")
             return
-        request_id, token = next(self._ids), None
-        if params is not None and isinstance(meta := params.get("_meta"), dict) and "progressToken" in meta:
-            token = meta["progressToken"]
-            params = {**params, "_meta": {**meta, "progressToken": request_id}}
+        request_id = next(self._ids)
+        params, token = swap_token(params, request_id)
         if end := self._write({"id": request_id, "method": method}, params):
             self._running[request_id] = _PipeRequest(key, token, end, method)
             self._ids_by_key[key] = request_id
@@ -229,7 +225,7 @@ class PipeLane:
             sentence = f"{server} did not make its handshake: {self._children.explain_end(child)}"
             raise UpstreamUnavailable(Reason.DIED, sentence) from None
         if failed:
-            is_other_era = found["code"] in _OTHER_ERA
+            is_other_era = found["code"] in OTHER_ERA
             reason = Reason.VERSION if is_other_era else Reason.NO_HANDSHAKE
             sentence = f"{server} refused {self._greeting}: {self._mask(found['message']):.{MAX_QUOTED}}"
             raise UpstreamUnavailable(reason, sentence, code=found["code"] if self._greeting == INITIALIZE else None)

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perdure._core import splice
-from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.durable_calls import CallClient
 from perdure._core.eras import handshake_params
 from perdure._core.handshakes import LISTS, capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure._core.listening import METHODS
-from perdure._core.polling import METHOD_NOT_FOUND
 from perdure.gateway.lane import (
+    REQUEST_ENDED,
     AskKey,
     Lane,
     Lost,
@@ -34,6 +33,7 @@ from perdure.gateway.lane import (
     Rising,
     SessionReceiver,
     UpstreamUnavailable,
+    no_asks,
     open_lane,
 )
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
@@ -200,7 +200,7 @@ class PooledLane(LaneRequests):
 
     def refuse(self, ask: AskKey) -> None:
         """Answer an ask of a request that is over."""
-        self.reply(ask, {"error": {"code": REQUEST_CANCELLED, "message": "The request has ended"}})
+        self.reply(ask, REQUEST_ENDED)
 
     @contextlib.contextmanager
     def hearing(self, hear: Hear, uris: Collection[str]) -> Iterator[None]:
@@ -261,7 +261,7 @@ class PooledLane(LaneRequests):
         if self.asks:
             self.refuse(ask)
         else:
-            self.reply(ask, {"error": {"code": METHOD_NOT_FOUND, "message": f"No client can be asked {method} here"}})
+            self.reply(ask, no_asks(method))
         return None
 
     def on_ask_withdrawn(self, ask: AskKey, reason: str) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from perdure._core import session_tasks, splice, sticky
-from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.eras import LEVELS, request_along
 from perdure._core.handshakes import LISTS, capabilities_in, front_result, front_version, lost_capabilities
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
@@ -27,6 +26,7 @@ from perdure.errors import PerdureError
 from perdure.gateway.lane import (
     LOG_MESSAGE,
     OWN_SECONDS,
+    REQUEST_ENDED,
     AskKey,
     Lane,
     Lost,
@@ -38,6 +38,7 @@ from perdure.gateway.lane import (
     SessionReceiver,
     UpstreamUnavailable,
     open_lane,
+    swap_token,
     unavailable_error,
 )
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
@@ -291,7 +292,7 @@ class SessionRuntime(SessionReceiver, Runtime):
 
     def _refuse(self, ask: AskKey) -> None:
         if self._lane is not None:
-            self._lane.reply(ask, {"error": {"code": REQUEST_CANCELLED, "message": "The request has ended"}})
+            self._lane.reply(ask, REQUEST_ENDED)
 
     # The lane
 
@@ -587,10 +588,7 @@ class SessionRuntime(SessionReceiver, Runtime):
             self._refuse(ask)
             return None
         name = self._outlet.new_ask_id()
-        meta = (params or {}).get("_meta")
-        token = meta.get("progressToken") if isinstance(meta, dict) else None
-        if params is not None and token is not None:
-            params = {**params, "_meta": {**params["_meta"], "progressToken": name}}
+        params, token = swap_token(params, name)
         self._asks[name] = _OpenAsk(ask, call, token)
         try:
             return self._outlet.ask(name, method, params, call=call)

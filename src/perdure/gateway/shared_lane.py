@@ -23,8 +23,7 @@ from dataclasses import dataclass, field, replace
 from perdure._core.eras import LEVELS, handshake_params
 from perdure._core.handshakes import LISTS
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import METHOD_NOT_FOUND
-from perdure.gateway.lane import LOG_MESSAGE, AskKey, Lane, Lost, Opened, Receiver, RequestKey, SessionReceiver
+from perdure.gateway.lane import LOG_MESSAGE, AskKey, Lane, Lost, Opened, Receiver, RequestKey, SessionReceiver, no_asks
 from perdure.gateway.pool import OWN
 from perdure.runtime.base import Flow
 
@@ -280,8 +279,7 @@ class _Shared(SessionReceiver):
                     yield session
 
     def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> Flow | None:
-        error = {"code": METHOD_NOT_FOUND, "message": f"No client can be asked {method} here"}
-        self.lane.reply(ask, {"error": error})
+        self.lane.reply(ask, no_asks(method))
         return None
 
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:

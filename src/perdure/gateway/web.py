@@ -31,11 +31,11 @@ from typing import Any, Self
 
 import anyio
 
-from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, REQUEST_CANCELLED, UNSUPPORTED_VERSION
+from perdure._core.codes import LIMIT_REACHED, REQUEST_CANCELLED
 from perdure._core.delivery import Meaning
 from perdure._core.early_answers import as_resuming
+from perdure._core.handshakes import OTHER_ERA
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import METHOD_NOT_FOUND
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
 from perdure.gateway.lane import (
@@ -47,6 +47,7 @@ from perdure.gateway.lane import (
     RequestKey,
     SessionReceiver,
     UpstreamUnavailable,
+    swap_token,
 )
 from perdure.gateway.upstream import MASK, masked
 from perdure.remote.call import DEPARTURE, Call, Ended, OutgoingRequest, Sender
@@ -94,8 +95,6 @@ LEAVING_SECONDS, FLUSH_SECONDS = 5.0, 0.5
 SENT_TOKENS = 2
 
 INITIALIZED = "notifications/initialized"
-#: What a server of 2026-07-28 alone, or of another age, answers to `initialize`.
-_OTHER_ERA = frozenset({UNSUPPORTED_VERSION, METHOD_NOT_FOUND, INVALID_PARAMS})
 _REASONS = {
     "unauthorized": Reason.UNAUTHORIZED,
     "no_credentials": Reason.UNAUTHORIZED,
@@ -406,7 +405,7 @@ class WebLane:
             raise _unavailable(refused, is_handshake=True) from refused
         if begun.answer.is_error:
             code, sentence = begun.answer.body["error"].get("code"), f"it refuses the handshake: {begun.answer.why}"
-            is_other = code in _OTHER_ERA or begun.status == 400
+            is_other = code in OTHER_ERA or begun.status == 400
             raise UpstreamUnavailable(Reason.VERSION if is_other else Reason.NO_HANDSHAKE, sentence, code=code)
         made = Handshake(session=begun.session, request=client_params, result=begun.answer.result)
         if made.version not in REVISIONS:
@@ -472,9 +471,7 @@ class WebLane:
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
         wire_id = self._route.new_id()
-        token = _token(params)
-        if token is not None and params is not None:
-            params = {**params, "_meta": {**params["_meta"], "progressToken": wire_id}}
+        params, token = swap_token(params, wire_id)
         body = _encoded(method, params, id=wire_id)
         name = str((params or {}).get("name", ""))
         sent = OutgoingRequest(method=method, name=name, body=lambda _: body, restarts=False)
@@ -492,7 +489,7 @@ class WebLane:
         if session != current.session:
             elsewhere = Handshake(session=session, request={}, result=current.result)
         sent = OutgoingRequest(method=method, body=None, restarts=False)
-        running = _WebRequest(key=key, wire_id=wire_id, token=_token(params))
+        running = _WebRequest(key=key, wire_id=wire_id, token=swap_token(params, wire_id)[1])
         self._run(running, sent, handshake=elsewhere, position=position)
 
     def _run(self, running: _WebRequest, sent: OutgoingRequest, **options: Any) -> None:
@@ -684,12 +681,6 @@ class WebLane:
     def fail(self, error: Exception) -> None:
         """Log what a task has raised; the other tasks continue."""
         log_event(logging.ERROR, "gateway.lane_failed", f"something unforeseen: {type(error).__name__}: {error}")
-
-
-def _token(params: JsonObject | None) -> object:
-    """The progress token of a request; None if it has none."""
-    meta = None if params is None else params.get("_meta")
-    return meta.get("progressToken") if isinstance(meta, dict) else None
 
 
 def _encoded(method: str, params: JsonObject | None, **members: str) -> bytes:
