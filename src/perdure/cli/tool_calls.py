@@ -337,7 +337,6 @@ def tool_arguments(tool: str, schema: Schema, words: Iterable[Word], given: Mapp
 
 
 def properties(schema: Schema) -> dict[str, Schema]:
-    """Return the properties of an object, in the server's order."""
     found = schema.get("properties")
     return {str(name): _resolved(part, schema) for name, part in found.items()} if isinstance(found, Mapping) else {}
 

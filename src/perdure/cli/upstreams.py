@@ -173,7 +173,6 @@ def _surroundings(folder: Path) -> Surroundings:
 
 
 def make_router(servers: Servers, *, store: str, settings: Settings, auth: TokenVerifier | None, path: str) -> Router:
-    """Make the app of all upstreams."""
     from perdure.gateway.host import host_upstream
     from perdure.http.app import App
     from perdure.http.router import Router

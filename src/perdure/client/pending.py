@@ -107,7 +107,6 @@ class PendingCall:
         self._notes.close()
 
     async def take(self, message: Message) -> None:
-        """Take a message of the call."""
         with contextlib.suppress(KeyError, ValidationError):
             parsed = parse(message)
             if isinstance(parsed, JSONRPCNotification):

@@ -283,7 +283,6 @@ class SessionEra:
             return {}  # then it cannot be found out
 
     async def send(self, body: dict[str, Any]) -> None:
-        """Send a notification or a reply."""
         await self._is_ready.wait()
         is_reply = "method" not in body
         await self._sender.send(encode(body).encode(), is_reply=is_reply)

@@ -236,7 +236,6 @@ class Children:
         return f"{child.how}.{words}"
 
     def on_greeted(self, child: Child) -> None:
-        """Note that a process has made its handshake."""
         child.is_probe = False
         self._backoff = self._backoff.greeted()
         if self._backoff.deaths:
@@ -255,7 +254,6 @@ class Children:
         self.log.log_event(level, "upstream.noise", sentence, upstream=self.program.name)
 
     async def aclose(self) -> None:
-        """End all processes, and wait until they are gone."""
         self._is_closed = True
         if self._filling is not None:
             self._filling.cancel()

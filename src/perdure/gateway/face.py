@@ -60,8 +60,6 @@ def manager_of(pool: LanePool, tools: Tools, settings: Settings) -> StreamableHT
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The middleware."""
-
     _pool: LanePool
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:

@@ -82,8 +82,6 @@ def reach(upstream: Upstream) -> WebUpstream:
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamLanes:
-    """Makes the lanes of one upstream in this process."""
-
     upstream: Upstream
     server: Children | WebUpstream
     health: Health
@@ -246,8 +244,6 @@ async def lanes_of(
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamRuntimes:
-    """Starts runtimes of one upstream."""
-
     lanes: LaneMaker
     pool: LanePool
     admitting: Callable[[Caller], AbstractAsyncContextManager[None]]

@@ -67,7 +67,6 @@ async def open_in_era(
     opens. A lane that does not open is closed before the next one is made. Raises `UpstreamUnavailable`."""
 
     async def attempt(era: Era, probe: float | None) -> Opened:
-        """Open a lane, and learn from it."""
         lane = make(era, probe)
         try:
             opened = await lane.open(client_params, state)

@@ -77,7 +77,6 @@ class UpstreamUnavailable(Exception):
         """The upstream has refused a session: the code of its error."""
 
     def masked(self, mask: Callable[[str], str]) -> Self:
-        """The same without secrets."""
         how: dict[str, Any] = {"retry_after": self.retry_after, "challenge": self.challenge, "code": self.code}
         how["advice"] = self.advice
         return type(self)(self.reason, mask(str(self)), **how)
@@ -133,7 +132,6 @@ class Lost:
         return not self.ran and is_over
 
     def masked(self, mask: Callable[[str], str]) -> Self:
-        """The same without secrets."""
         unavailable = self.unavailable and self.unavailable.masked(mask)
         return replace(self, why=mask(self.why), unavailable=unavailable)
 

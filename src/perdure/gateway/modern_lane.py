@@ -132,7 +132,7 @@ class ModernLane:
         return {}  # there are no sessions
 
     def listen(self, wanted: bool) -> None:
-        """Listen to the upstream's lists, or leave that to another lane. (Resources are subscribed to by requests.)"""
+        """Listen to the upstream's lists. (Resources are subscribed to by requests.)"""
         if self._listening is not None:
             self._listening.hear_lists(wanted)
 

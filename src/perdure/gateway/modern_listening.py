@@ -53,7 +53,6 @@ class Listening:
     _driver: asyncio.Task[None] | None = None
 
     def hear_lists(self, wanted: bool) -> None:
-        """Listen to the lists, or not any more."""
         if wanted != self._hears_lists and self._lists:
             self._hears_lists = wanted
             self._change()
@@ -101,7 +100,6 @@ class Listening:
                     one.set_result(found)
 
     async def _listen(self, wanted: ChangeFilter, heard: asyncio.Future[Heard]) -> None:
-        """Listen with one filter for as long as it lasts."""
 
         def take(method: str, params: JsonObject | None) -> Flow | None:
             hands_on, cues = listener.hear(method, params or {})

@@ -184,7 +184,6 @@ class PooledLane(LaneRequests):
         return self.opened.result
 
     def follow(self, user: LaneUser, method: str, params: JsonObject | None, state: JsonObject) -> RequestKey:
-        """Go on with a request of an earlier process."""
         self._count += 1
         if self.lane is None:
             user.on_lost(Lost(ran=True, why="it ended before the request could be followed"))
@@ -302,8 +301,6 @@ class PooledLane(LaneRequests):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """Waits for the result of one request."""
-
     result: asyncio.Future[bytes]
     _on_notification: OnNotification | None
     passes_round = True

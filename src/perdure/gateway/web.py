@@ -180,7 +180,6 @@ class WebUpstream:
         return masked(self._sent).sub(MASK, self._given_mask(text))
 
     def route(self) -> Route:
-        """The way of one lane."""
         # Random, so that no id of an earlier process is used again.
         prefix = secrets.token_urlsafe(9)
         return Route(
@@ -448,7 +447,6 @@ class WebLane:
     # The standalone stream
 
     def listen(self, wanted: bool) -> None:
-        """Read the standalone stream, or not any more."""
         if wanted == self._link.listens:
             return
         self._link.listens = wanted

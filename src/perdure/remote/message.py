@@ -45,7 +45,6 @@ class Message:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The result of an answer."""
         found = self.body.get("result")
         return found if isinstance(found, dict) else {}
 
@@ -101,5 +100,4 @@ def error(request_id: str, code: int, message: str, data: Mapping[str, Any] | No
 
 
 def message_of(**members: Any) -> Message:
-    """A message of our own."""
     return messages_in(encode({"jsonrpc": "2.0", **members}))[0]

@@ -119,7 +119,6 @@ class WorkerChannel:
         self.send(f"{READY}\n".encode())
 
     def send_failed(self, reason: str, fault: Fault = Fault.TARGET) -> None:
-        """Report why the worker does not start."""
         line = " ".join(reason.split()).encode(errors="replace")
         self.send(f"{fault} ".encode() + line[:MAX_REASON] + b"\n")
 
