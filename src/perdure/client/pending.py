@@ -85,7 +85,7 @@ class PendingCall:
                 yield item
 
     async def cancel(self) -> None:
-        """Tell the server that the result is no longer wanted."""
+        """Notify the server that the result is no longer wanted."""
         if not self.is_taken:
             await self._cancel()
 

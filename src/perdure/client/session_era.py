@@ -91,7 +91,7 @@ class SessionEra:
         try:
             if self.handshake.session:
                 await self._link.route.endpoint.delete(self.handshake)
-        except Exception as failure:  # whatever it is, the client leaves
+        except Exception as failure:  # any error: the client leaves
             sentence = f"the server could not be told that the session has ended: {failure}"
             log_event(logging.INFO, "client.not_deleted", sentence)
         self._memory.state.forget_session()

@@ -90,7 +90,7 @@ class UpstreamCallRuntime(LaneUser, Runtime):
         self._key = lane.request(self, request.method, params)
 
     def _release(self, cancelled: JsonObject | None = None) -> None:
-        """Let go of the lane. `cancelled`: what the upstream is told if the request still runs."""
+        """Let go of the lane. `cancelled`: the params of the cancellation, for a request that still runs."""
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         lane, self._lane = self._lane, None

@@ -45,7 +45,7 @@ STATUS_SECONDS = 0.1
 STDERR_BYTES = 64 * 1024
 #: Bytes of a line of stderr; of a longer one the beginning is logged.
 STDERR_LINE_BYTES = 8 * 1024
-#: Lines of stderr that are told with a failed start: a traceback of Python or Node.
+#: Lines of stderr that the report of a failed start shows: a traceback of Python or Node.
 STDERR_LINES = 20
 _POLL = 0.02
 

@@ -143,7 +143,7 @@ class Children:
         numbers: UpstreamNumbers | None = None,
     ) -> None:
         """`lanes_wait`: a lane that is closed waits until its process is gone. Otherwise `aclose` alone waits.
-        `shows_errors`: the client is the program's own user, and is told its last words on stderr."""
+        `shows_errors`: the client is the program's own user, and an error shows the last line on stderr."""
         if os.name != "posix":
             raise Misuse("Servers over stdio need a POSIX system; on Windows, use WSL or a server over HTTP")
         self.program = program
@@ -192,7 +192,7 @@ class Children:
 
     @property
     def longest_end(self) -> float:
-        """Seconds until a process that was told to end is gone, unless the kernel keeps it."""
+        """Seconds from `end` until a process is gone, unless the kernel keeps it."""
         return 3 * self.program.grace + 1.0
 
     def start(self, program: ChildProgram | None = None, *, is_probe: bool = False) -> Child:
@@ -246,7 +246,7 @@ class Children:
         self._backoff = self._backoff.held()
 
     def on_noise(self, line: bytes, mask: Callable[[str], str]) -> None:
-        """Count a line on stdout that is no message of JSON-RPC, and log a few of them. `mask`: of its process."""
+        """Count a line on stdout that is not a JSON-RPC message, and log a few of them. `mask`: of its process."""
         self.noise += 1
         level = logging.WARNING if self.noise == 1 else logging.INFO
         shown = mask(line[:EDGE_BYTES].decode(errors="replace"))[:MAX_SHOWN]
@@ -305,7 +305,7 @@ class Children:
             await asyncio.sleep(MEMORY_SECONDS)
             try:
                 used = await asyncio.to_thread(memory_of, [child.pid for child in self._living])
-            except Exception as error:  # no more files may be open at the moment; whatever it is, the next look counts
+            except Exception as error:  # such as too many open files; the next measurement counts
                 sentence = f"the memory of {self.program.name} could not be measured: {type(error).__name__}: {error}"
                 self.log.log_event(logging.WARNING, "upstream.unmeasured", sentence, upstream=self.program.name)
                 continue

@@ -104,7 +104,7 @@ class Relay:
 
     async def _relay(self, ctx: ServerRequestContext[Any, Any], outgoing: _Outgoing) -> JsonObject:
         meta = (ctx.params or {}).get("_meta") or {}
-        # What may ask in a session runs on the log, so the upstream is told of no capability to be asked.
+        # What may ask in a session runs on the log, so the handshake declares no capability to be asked.
         client = CallClient(version=str(meta.get(VERSION)), info=meta.get(CLIENT), capabilities=_silent(meta))
         async with self._pool.lane(caller_of(ctx.request), client, ctx.request) as lane:
             if ctx.method == DISCOVER:

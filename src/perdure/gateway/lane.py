@@ -112,13 +112,13 @@ class Lost:
     """A request whose answer this lane will not bring."""
 
     ran: bool
-    """Whether the upstream may have run it. One that certainly did not run may be sent again, whatever it is."""
+    """Whether the upstream may have run it. A request that surely did not run may be sent again, also a tool's call."""
     why: str
     """Part of a sentence: "the server's process ended (SIGKILL)"."""
     unavailable: UpstreamUnavailable | None = None
     """Of a request that did not run: the answer to give if it is not sent again."""
     is_final: bool = False
-    """It must not run again, whatever it is: it has had its time."""
+    """The request has had its time: it must not run again, also if its tool allows that."""
 
     @property
     def has_other_era(self) -> bool:

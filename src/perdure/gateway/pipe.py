@@ -403,7 +403,7 @@ class PipeLane:
                 answered.set_result((value, failed) if _is_outcome(value, failed) else (None, False))
             return self._gate
         if (running := self._running.pop(request_id, None)) is None:
-            return None  # cancelled, or of nobody here
+            return None  # of a cancelled request, or of none
         del self._ids_by_key[running.key]
         if _is_outcome(value, failed):
             self._receiver.on_answer(running.key, body, failed=failed)

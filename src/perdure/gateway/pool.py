@@ -136,7 +136,7 @@ class LaneRequests(SessionReceiver):
             self.cancel(key, None)
 
     def on_ask(self, ask: AskKey, method: str, params: JsonObject | None, *, key: RequestKey | None) -> Flow | None:
-        return None  # the upstream was told that its client takes no asks
+        return None  # the handshake declares a client that takes no asks
 
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         user, _ = self._users.pop(key, (None, None))

@@ -75,7 +75,7 @@ class _Waiting(NamedTuple):
 
     message: Request | Notification
     size: int = 0
-    """Of a notification: what `Outlet.handled` is told once it is sent."""
+    """Of a notification: its bytes, for `Outlet.handled`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -424,7 +424,7 @@ class SessionRuntime(SessionReceiver, Runtime):
         return answered
 
     def _report_changes(self, lane: Lane) -> None:
-        """Tell the client what may have changed while the upstream's changes were not heard."""
+        """Notify the client of what may have changed while no changes of the upstream arrived."""
         if self._initialized:
             self._list_tools(lane, reports=True)
         for name in ("prompts", "resources"):

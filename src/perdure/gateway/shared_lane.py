@@ -7,7 +7,7 @@ call an ask belongs to. What a pipe brings without a name goes to the sessions t
 | message | sessions |
 |---|---|
 | a list has changed | all |
-| a resource was updated | those that are subscribed to it |
+| a resource was updated | its subscribers |
 | a log message | those with running requests or, if there are none, all; each by its own log level |
 | any other | the same, without a level |
 """
@@ -139,7 +139,7 @@ class SharedLane:
         self.receiver.on_closed(why)
 
     def wants(self, params: JsonObject | None, told: str | None) -> bool:
-        """Whether the session gets a log message of a server that was told a level."""
+        """Whether the session gets a log message of a server that was set to the level `told`."""
         level = (params or {}).get("level")
         if told is None or level not in LEVELS:
             return True
@@ -164,7 +164,7 @@ class _Shared(SessionReceiver):
         self._confirmed: set[str] = set()
         """The resources to which the upstream has confirmed a subscription."""
         self._level: str | None = None
-        """The log level that the upstream was told."""
+        """The log level that the upstream was set to."""
 
     async def _open(self) -> Opened:
         try:

@@ -204,7 +204,7 @@ def _report_but_era(report: Report, notice: Notice, why: str = "", *, reason: st
 def _report_of_caller(
     report: Report, mask: Callable[[str], str], notice: Notice, why: str = "", *, reason: str = ""
 ) -> None:
-    """That a caller's credentials are refused is told to the caller, and is no error of the operator's."""
+    """Log refused credentials of a caller as information: the caller gets the refusal, and can correct it."""
     why = mask(why)
     if notice is Notice.REFUSED and reason in ("unauthorized", "forbidden"):
         log_event(logging.INFO, "upstream.refuses_caller", why, reason=reason)
@@ -442,7 +442,7 @@ class WebLane:
             self._bringing = None
 
     async def on_replaced(self, handshake: Handshake) -> None:
-        return None  # the receiver was told before any request goes to it
+        return None  # `on_renewed` of the receiver runs before any request goes to it
 
     # The standalone stream
 
@@ -463,7 +463,7 @@ class WebLane:
         self._position = position
 
     async def lose_position(self) -> None:
-        return None  # the connection log has said so
+        return None  # the connection log reports it
 
     # Requests
 

@@ -309,7 +309,7 @@ class _Server(uvicorn.Server):
         self.hand_over_connections()
 
     def hand_over_connections(self) -> None:
-        """Hand over all connections, also one that was just being accepted when this worker was told to do so."""
+        """Hand over all connections, also one that was just being accepted when the parent's word came."""
         for connection in self._connections():
             if self.giving is not None and connection.giving is None:
                 connection.hand_over(self.giving)

@@ -215,7 +215,7 @@ class Worker:
         self.is_ready = True
 
     async def hand_over(self) -> None:
-        """Tell it to leave, and to give its connections away; wait until it has begun with that."""
+        """Have it leave and hand over its connections; wait until it has begun with that."""
         self.end(RELOAD)
         answer = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._channel, len(HANDING_OVER)))
         await _first({answer, self.ended}, HAND_OVER_SECONDS)
@@ -224,7 +224,7 @@ class Worker:
             await answer
 
     def end(self, word: bytes) -> None:
-        """Tell it how to end. Before it is ready it does not listen, and has nothing to lose; it may hang."""
+        """Send it the word for its end. Before it is ready it reads no words, has nothing to lose, and may hang."""
         with contextlib.suppress(OSError):
             if word == KILL:
                 self._process.kill()
@@ -284,7 +284,7 @@ class WorkerPool:
         self._watch = watch
         self._serving: list[Worker] = []
         self._alive: set[Worker] = set()
-        """Also those that are starting, and those that were replaced and have not ended yet."""
+        """Also workers that are starting, and replaced ones that have not ended yet."""
         self._places = [asyncio.Lock() for _ in range(count)]
         """Held while the worker at a place changes: while one that died is started again, and when one that SIGHUP asks
         for has started."""

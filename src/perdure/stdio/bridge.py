@@ -177,7 +177,7 @@ class Bridge:
         except Refused as refused:
             link.route.report(Notice.REFUSED, str(refused), reason=refused.reason)
             found = failure_answer(host_id, refused)
-        except Exception as failure:  # the host waits, whatever it is
+        except Exception as failure:  # any error: the host waits
             self.fail(failure)
             found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")
         return found.text
@@ -230,7 +230,7 @@ class Bridge:
         self._positions.move(position)
 
     async def lose_position(self) -> None:
-        return None  # the connection log has said so
+        return None  # the connection log reports it
 
     async def replace(self, gone: Handshake) -> Handshake:
         made = await self._link.begin_again(self._text, gone)  # the host judges what the server agrees to

@@ -300,7 +300,7 @@ async def open_slot(
 ) -> Slot:
     """Return the slot of this bridge, locked. Never raises: where there is none, resume is off and the log says why."""
     if identity is None:
-        return Slot()  # `identify` has said why
+        return Slot()  # `identify` has logged why
     if directory is None:
         return resume_off("no directory for its tokens is known")
     with contextlib.ExitStack() as stack:
