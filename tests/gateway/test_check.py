@@ -104,6 +104,12 @@ async def test_an_upstream_that_cannot_be_used_says_why(server: MemoryServer, fa
     assert server.sent[-1] == "ended"
 
 
+async def test_an_upstream_that_cannot_be_set_up_says_why_and_leaves_the_checks_of_others(tmp_path: Path) -> None:
+    upstream = Upstream(name="shop", address=HttpUpstream(url="https://shop.example", token_file=tmp_path / "none"))
+    found = await check_upstream(upstream, lane_for_check)
+    assert found.failure == f"the file {tmp_path}/none of --token-file cannot be read: No such file or directory"
+
+
 async def test_a_token_that_an_upstream_repeats_is_masked(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret-token")

@@ -10,6 +10,7 @@ from perdure._core import splice
 from perdure._core.handshakes import capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import may_run_again
+from perdure.errors import Misuse
 from perdure.gateway.lane import Lane, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.pool import Gone, LaneRequests, RequestRefused
 from perdure.gateway.tool_list import ToolPages
@@ -74,6 +75,8 @@ async def check_upstream(upstream: Upstream, make_lane: MakeCheckedLane) -> Chec
                 await lane.aclose(ended=True)
     except UpstreamUnavailable as unavailable:
         return failed(f"{unavailable} ({unavailable.reason.value})")
+    except Misuse as misuse:
+        return failed(str(misuse))
     except RequestRefused as refused:
         return failed(opened.mask(f"it refuses to list its tools: {refused}"))
     except Gone as gone:

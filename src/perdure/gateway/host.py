@@ -77,7 +77,7 @@ def reach(upstream: Upstream) -> WebUpstream:
             mask=upstream.mask,
         )
     except NotUsable as refused:
-        raise Misuse(f"the upstream {upstream.name} cannot be used: {upstream.mask(str(refused))}") from None
+        raise Misuse(upstream.mask(str(refused))) from None
 
 
 @dataclass(frozen=True, kw_only=True)
