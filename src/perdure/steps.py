@@ -127,7 +127,7 @@ async def step(  # type: ignore[misc]  # mypy does not match `*args: *Ts` with a
     The value is kept as JSON, and `fn`'s return annotation decides what comes out of it. One that cannot be read at run
     time raises `Misuse`, also where nothing is recorded: a test finds it.
     """
-    _refuse_both(again, check)
+    _check_functions(fn, check, again=again)
     values = _Values.of(fn)
     if (log := _log()) is None:
         return await _plain(fn, args)
@@ -164,7 +164,9 @@ def step_sync(
     check: Callable[[], T | NotDone] | None = None,
 ) -> T:
     """`step` for a synchronous tool: `fn` runs in the tool's own thread."""
-    _refuse_both(again, check)
+    _check_functions(fn, check, again=again)
+    if _is_async(fn) or _is_async(check):
+        raise Misuse("step_sync takes synchronous functions; use `await perdure.step` in an async tool")
     values = _Values.of(fn)
     if (open_log := _open_log()) is None or (task := handler_task.get()) is None:
         token = _step.set(_step.get() or _Running(None, None, uuid.uuid4()))
@@ -298,15 +300,23 @@ async def _plain(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 async def _called(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+    if _is_async(fn):
         return await fn(*args)
     value = await anyio.to_thread.run_sync(fn, *args)
     return await value if inspect.isawaitable(value) else value
 
 
-def _refuse_both(again: bool, check: Callable[[], Any] | None) -> None:
+def _is_async(fn: object) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def _check_functions(fn: object, check: object, *, again: bool) -> None:
+    """Refuse what would fail the step, or would be found out only after a crash."""
     if again and check is not None:
         raise Misuse("a step has `again=True` or `check=`: one that is checked runs again only if it was not done")
+    for given in (fn,) if check is None else (fn, check):
+        if not callable(given):
+            raise Misuse(f"a step takes a function, not {given!r:.50}; its arguments follow it")
 
 
 # --- Values and errors ------------------------------------------------------------------------------------------------
@@ -411,19 +421,26 @@ def _made(name: str, body: bytes) -> Exception:
 
 def _error(log: StepLog, place: StepPlace, failure: Exception) -> bytes:
     """The recorded form of an error: its class and arguments, if it can be made again of them."""
-    kind = type(failure)
-    message = str(failure)[:_MOST_MESSAGE].encode(errors="backslashreplace").decode()  # a file's name may be no UTF-8
+    kind, text = type(failure), _text(failure)
+    message = text[:_MOST_MESSAGE].encode(errors="backslashreplace").decode()  # a file's name may be no UTF-8
     error: dict[str, Any] = {"kind": kind.__name__, "message": message}
     try:
         whole = {**error, "class": [kind.__module__, kind.__qualname__], "args": list(failure.args)}
         body = to_json(whole)
         again = _rebuilt(from_json(body))
-        is_same = again is not None and again.args == failure.args and str(again) == str(failure)
+        is_same = again is not None and again.args == failure.args and _text(again) == text
         if is_same and not log.reserve(place, len(body)):
             return body
-    except ValueError:  # its arguments are no JSON
+    except Exception:  # its arguments are no JSON, or cannot be compared
         pass
     return to_json(error)
+
+
+def _text(failure: Exception) -> str:
+    try:
+        return str(failure)
+    except Exception:  # whatever its class raises
+        return ""
 
 
 _MOST_MESSAGE = 10_000

@@ -177,6 +177,17 @@ def no_file() -> str:
     raise FileNotFoundError("no \udcff")  # as Python reads a name that is no UTF-8
 
 
+class Unspeakable(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def unspeakable() -> str:
+    raise Unspeakable("a")
+
+
 def no_json() -> Any:
     return object()
 
@@ -210,6 +221,15 @@ async def test_errors_are_the_same_in_both_runs(tmp_path: Path) -> None:
     assert first[3][1][0] == "step 'no_file' failed: FileNotFoundError: no \\udcff"
     assert all("cannot be kept as JSON" in sentence for _, (sentence, *_) in first[4:7])
     assert "1,048,576" in first[7][1][0]
+
+
+async def test_an_error_without_a_text_is_the_end_of_its_step_as_well(tmp_path: Path) -> None:
+    async def body() -> str:
+        with pytest.raises(Unspeakable):
+            await perdure.step("a", unspeakable)
+        return await perdure.step("a", str, "next")
+
+    assert await in_each_run(body, tmp_path / "log.db") == ["next", "next"]
 
 
 async def test_the_error_of_a_check_is_that_of_its_step(tmp_path: Path) -> None:
@@ -413,6 +433,10 @@ async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
             lambda: perdure.step("", ran.append, "empty"),
             lambda: perdure.step("x" * 201, ran.append, "long"),
             lambda: perdure.step("both", ran.append, "both", again=True, check=lambda: None),
+            lambda: perdure.step("made", started),  # type: ignore[call-overload]
+            lambda: perdure.step("told", ran.append, "told", check="done"),  # type: ignore[call-overload]
+            lambda: asyncio.to_thread(perdure.step_sync, "async", slow),
+            lambda: asyncio.to_thread(partial(perdure.step_sync, "async", ran.append, "async", check=slow)),
             lambda: asyncio.to_thread(perdure.step_key),
             lambda: asyncio.gather(perdure.step("twin", slow), perdure.step("twin", slow)),
             lambda: asyncio.to_thread(asyncio.run, perdure.step("elsewhere", ran.append, "elsewhere")),
@@ -428,10 +452,19 @@ async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
             perdure.step_sync("blocks", ran.append, "blocks")
         return [*failures, str(failure.value)]
 
+    started = slow()  # a coroutine in place of its function
     [said_of] = await in_each_run(body, tmp_path / "log.db", runs=1)
+    started.close()
     assert ran == []
     parts = (
-        *("1 to 200 characters, not ''", "1 to 200 characters", "`again=True` or `check=`", "outside a step"),
+        *("1 to 200 characters, not ''", "1 to 200 characters", "`again=True` or `check=`"),
+        *(
+            "takes a function, not <coroutine",
+            "takes a function, not 'done'",
+            "takes synchronous functions",
+            "takes synchronous functions",
+        ),
+        "outside a step",
         *("two steps with the name 'twin' run at the same time", "another event loop", "another event loop"),
         *("not for -1", "not for nan", "0 to 31,622,400 seconds, not for 31622401", "await perdure.step"),
     )

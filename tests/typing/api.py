@@ -1,7 +1,9 @@
 """The public names as a user types them. Never run: the type checker reads this."""
 
+from functools import partial
 from pathlib import Path
 from typing import assert_type
+from uuid import UUID
 
 import httpx2
 import mcp_types as types
@@ -87,9 +89,17 @@ async def steps() -> None:
     def was_charged() -> str | perdure.steps.NotDone:
         return perdure.NOT_DONE
 
+    async def is_charged() -> str | perdure.steps.NotDone:
+        return was_charged()
+
     assert_type(await perdure.step("price", price, "pen"), float)
     assert_type(await perdure.step("price", price, "pen", 2, again=True), float)
+    assert_type(await perdure.step("price", partial(price, "pen", count=2)), float)
     assert_type(await perdure.step("charge", charge, 1.5, check=was_charged), str)
+    assert_type(await perdure.step("charge", charge, 1.5, check=is_charged), str)
+    assert_type(perdure.step_key(), UUID)
+    await perdure.sleep(3600, name="nap")
     assert_type(perdure.step_sync("charge", charge, 1.5), str)
     await perdure.step("price", price, 3)  # type: ignore[arg-type]
     perdure.step_sync("charge", charge)  # type: ignore[arg-type]
+    await perdure.step("charge", price("pen"))  # type: ignore[call-overload]
