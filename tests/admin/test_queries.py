@@ -50,12 +50,12 @@ def a_stream(stream: StreamId = CALL, *, kind: Kind = Kind.CALL, sealed: bool = 
 
 
 def a_call(
-    request: dict[str, object], *, method: str = "tools/call", state: CallState = CallState.RUNNING
+    request: dict[str, object], *, method: str = "tools/call", state: CallState = CallState.RUNNING, number: int = 3
 ) -> CallRecord:
     return CallRecord(
         session=ID,
         incarnation=1,
-        request_id=3,
+        request_id=number,
         stream=CALL,
         method=method,
         request=json.dumps(request).encode(),
@@ -90,7 +90,7 @@ PARTS: dict[str, Any] = {
         [a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("old"), sealed=True)],
         readers=[ReaderRecord(stream=CALL, reader=reader_name(OTHER, 7, NOW - 30), node=OTHER, seq=5)],
     ),
-    "calls": [a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED)],
+    "calls": [a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED, number=4)],
     "tool_steps": [],
     "asks": [
         AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
@@ -328,7 +328,7 @@ def test_a_call_whose_tool_asks_is_shown_so() -> None:
         session=ID, id="ask-2", stream=STANDALONE, request=b"{}", node=NODE, call=CALL, incarnation=1, request_id=3
     )
     whole = show_object(**{**PARTS, "asks": [*PARTS["asks"], ask]})
-    assert [call["asks"] for call in whole["calls"]] == [1, 1]
+    assert [call["asks"] for call in whole["calls"]] == [1, 0]
     assert [line.split()[:3] for line in shown(asks=[ask]) if line.startswith("  3 ")] == [["3", "running,", "asks"]]
 
 
@@ -357,6 +357,13 @@ def test_the_steps_of_tools_are_shown_without_their_values() -> None:
         "ended": None,
     }
     assert "secret" not in json.dumps(whole)
+
+
+def test_the_steps_of_a_call_that_has_ended_are_shown_before_those_of_running_ones() -> None:
+    of_ended = dataclasses.replace(STEPS[0], name="earlier", request_id=4)
+    lines = shown(tool_steps=[STEPS[0], of_ended])
+    begin = lines.index("steps of tools: 2")
+    assert [line.split()[1] for line in lines[begin + 2 : begin + 4]] == ["earlier", "price"]
 
 
 def test_of_many_steps_the_newest_are_shown_and_the_rest_is_counted() -> None:

@@ -104,7 +104,7 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float) -> li
             ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"),
             calls,
         ),
-        *_step_lines(called, now),
+        *_step_lines(sorted(session["calls"], key=lambda call: call["state"] in unended), now),
         *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), asks),
         *_stream_lines(session["streams"], now),
     ]
