@@ -238,6 +238,19 @@ async def test_a_call_ends_that_dies_in_two_runs_without_getting_on(story: Story
     assert story.effects == {"price": 1}
 
 
+async def test_a_tool_that_ends_its_process_does_so_once(story: Story) -> None:
+    """A process that ends in good order is no death, and the next ones would end in the same step."""
+    server = await story.start()
+    task = await story.begin(script=[{"step": "one"}, {"exit": "two"}])
+    await server.wait()
+    await story.start()
+    view = await story.outcome(task)
+    assert (said(view), view["error"]["data"]["reason"]) == (OUTCOME_UNKNOWN, "its tool ended the process")
+    assert view["error"]["data"]["steps"] == {"finished": ["one"], "open": ["two"]}
+    assert story.effects == {"one": 1, "two": 1}
+    story.judge()
+
+
 async def test_a_death_in_a_sleep_does_not_count(story: Story) -> None:
     """Three processes die in one sleep, and it ends when it would have ended."""
     script: Script = [{"step": "one"}, {"sleep": 15}, {"step": "two"}]

@@ -174,6 +174,8 @@ class HandlerRuntime(Runtime):
                 error = ErrorData(code=INTERNAL_ERROR, message="Internal server error") if hides else error
             body = _error.dump_json(error, by_alias=True, exclude_none=hides, exclude_unset=not hides)
         except (KeyboardInterrupt, SystemExit):
+            if not self.is_closed:  # the process ends in good order: the next ones would run it again, and end as well
+                self.outlet.interrupted(request.id, "its tool ended the process")
             raise
         except BaseException as failure:  # cut short from within
             if not isinstance(failure, asyncio.CancelledError):

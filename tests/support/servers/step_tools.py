@@ -1,7 +1,8 @@
 """Tools of steps that play a script: `perdure serve tests.support.servers.step_tools:server`.
 
 A script is a list of acts: `{"step": name}` with `again` or `check`, `{"sleep": seconds}`, `{"ask": question}`,
-`{"each": [script, …]}` for tasks that run at once, and `{"gate": path}`. Each effect adds a line to a diary, `<name>
+`{"each": [script, …]}` for tasks that run at once, `{"gate": path}`, and `{"exit": name}` for a step that ends the
+process in good order. Each effect adds a line to a diary, `<name>
 <key> <pid>`. A process kills itself at the points that are named in `die`, once at each: `before charge` its step
 begins, `in charge` before the effect, `behind charge` after the effect, `after charge`, when the tool has its value.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,10 @@ class Player:
         die_at(self.folder, f"behind {name}", self.die)
         return f"{name} {os.getpid()}"
 
+    def exit(self, name: str) -> None:
+        self.effect(name)
+        sys.exit(3)
+
     def check(self, name: str) -> str | Any:
         """Whether the effect is in the diary, as an API would know it by its key."""
         done = [key for _, key, _ in effects(self.folder)]
@@ -106,6 +112,8 @@ class Player:
                 case {"each": scripts}:
                     for part in await asyncio.gather(*(self.play(each) for each in scripts)):
                         values += part
+                case {"exit": name}:
+                    await perdure.step(name, self.exit, name, again=True)
                 case {"gate": gate}:
                     await pass_gate(gate)
                 case {"point": point}:
