@@ -15,7 +15,7 @@ export class PerdureError extends Error {}
 /** The code that a Perdure server gives such a request itself. */
 export const OUTCOME_UNKNOWN = -31001;
 
-const HINT = 'After a crash Perdure runs a tool again only if it has the hint readOnlyHint or idempotentHint, or has steps.';
+const HINT = 'After a crash Perdure runs a tool again only with the hint readOnlyHint or idempotentHint, or the meta dev.perdure/resumable.';
 const SEE = 'https://perdure.example/docs/errors.html#interrupted-outcome-unknown';
 
 /** Characters of a name in the message. */

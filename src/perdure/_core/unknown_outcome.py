@@ -13,7 +13,10 @@ from perdure._core.text import address
 NAME_SHOWN = 100
 """Characters of a name in the message: names are a few words, and a peer may send one that hides the rest."""
 
-HINT = "After a crash Perdure runs a tool again only if it has the hint readOnlyHint or idempotentHint, or has steps."
+HINT = (
+    "After a crash Perdure runs a tool again only with the hint readOnlyHint or idempotentHint,"
+    " or the meta dev.perdure/resumable."
+)
 SEE = address("errors", "interrupted-outcome-unknown")
 
 
