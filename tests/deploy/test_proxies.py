@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,14 +14,16 @@ import httpx2
 import pytest
 
 from tests.support.clients.wire_client import Web, progress_of, text_of
-from tests.support.processes.serving import BASIC_TOOLS, ROOT, serving
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import ROOT, serving
+from tests.support.servers.gate_file_tools import open_gate
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import free_port
 
 pytestmark = pytest.mark.anyio
 
 DEPLOY = ROOT / "deploy"
-PATH = "/usr/local/bin:/usr/bin:/usr/sbin"
+PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 
 Start = Callable[[Path, int, list[int]], list[str]]
 
@@ -70,7 +73,7 @@ async def site(start: Start, folder: Path) -> AsyncIterator[str]:
     if shutil.which(name, path=PATH) is None:
         pytest.skip(f"{name} is not installed here")
     options = ("--store", store, "--forwarded-allow-ips", "127.0.0.1")
-    async with serving(BASIC_TOOLS, *options) as a, serving(BASIC_TOOLS, *options) as b:
+    async with serving(GATE_FILE_TOOLS, *options) as a, serving(GATE_FILE_TOOLS, *options) as b:
         with running(start(folder, port, [a.port, b.port]), folder):
             address = f"http://127.0.0.1:{port}"
             async with httpx2.AsyncClient() as client:
@@ -90,15 +93,18 @@ async def test_events_come_at_once_and_a_cut_call_resumes_at_whichever_server(st
     async with site(start, tmp_path) as address:
         web = Web(f"{address}/mcp")
         peer = await web.join()
-        wire = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
+        gate = tmp_path / "gate"
+        wire = await peer.call("count", n=3, gate=str(gate), pauses=[1, 2], token=1)
         # The tool waits: a proxy that buffers would show nothing now.
         seen = await wire.messages(1)
         await wire.drop()
-        readers = [await peer.get(wire.last_id) for _ in range(2)]  # the newest reader wins, at either server
-        assert await readers[0].rest() == []
-        for _ in range(4):  # the gate is in the memory of one of the two, and a proxy gives each its turn
-            await peer.result("open_gate", name="g/1")
-        seen += await readers[1].rest()
+        older = await peer.get(wire.last_id)
+        open_gate(f"{gate}.1")
+        seen += await older.messages(1)
+        newer = await peer.get(older.last_id)  # the newest reader wins, at either server
+        assert await older.rest() == []
+        open_gate(f"{gate}.2")
+        seen += await newer.rest()
         assert progress_of(seen) == [1, 2, 3]
         assert text_of(seen[-1]) == "counted to 3"
         await web.aclose()
