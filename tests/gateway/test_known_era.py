@@ -17,7 +17,7 @@ from perdure.gateway.children import Children
 from perdure.gateway.known_era import PROBE_SECONDS, KnownEra, open_in_era
 from perdure.gateway.lane import Lane, Opened, Reason, UpstreamUnavailable, open_lane
 from perdure.gateway.modern_lane import ModernLane
-from perdure.gateway.modern_wire import PipeWire
+from perdure.gateway.modern_wire import PipeWire, WireRequest
 from perdure.gateway.pipe import PipeLane
 from perdure.gateway.watched_lane import NO_CALLER, WatchedLane
 from perdure.runtime.health import Health
@@ -300,7 +300,7 @@ async def test_a_hung_child_is_replaced_though_a_subscription_is_open(chameleon:
         ended, wire = list[str](), PipeWire(children)
         await wire.open({}, lambda method, params: None, ended.append)
         listening, call = (
-            asyncio.create_task(wire.send(method, {}, take=lambda method, params: None))
+            asyncio.create_task(wire.send(WireRequest(method=method, params={})))
             for method in ("subscriptions/listen", "tools/call")
         )
         await asyncio.sleep(0)

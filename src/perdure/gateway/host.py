@@ -219,10 +219,8 @@ async def lanes_of(
     """Make lanes during a block, and end all processes after it. `children`: those of a caller that ends them."""
     health = health or Health()
     pinned = None if upstream.era == "auto" else Era(upstream.era)
-    eras = {front: KnownEra(pinned=pinned, front=front) for front in Era}
-    if upstream.program is None:
-        for era in eras.values():
-            era.probing = nullcontext()
+    probing = asyncio.Lock if upstream.is_program else nullcontext
+    eras = {front: KnownEra(pinned=pinned, front=front, probing=probing()) for front in Era}
     async with AsyncExitStack() as stack:
         server: Children | WebUpstream
         seats = None

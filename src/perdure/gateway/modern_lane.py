@@ -50,7 +50,7 @@ from perdure._core.polling import LEAST_POLL, Next
 from perdure._core.reconnect import Patience
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.gateway.modern_listening import Listening, lists_in
-from perdure.gateway.modern_wire import Wire, drop, other_version
+from perdure.gateway.modern_wire import Wire, WireRequest, other_version
 from perdure.gateway.web import lost_by
 from perdure.remote.call import Ended
 from perdure.remote.durable_calls import MOST_ROUNDS, PROGRESS, Offers, new_key, offers_in
@@ -242,13 +242,14 @@ class ModernLane:
             return Lost(ran=True, why="the server does not know the call by a key, or not any more")
         may_have_arrived = request.is_followed
         for _ in range(MOST_ROUNDS + 1):
-            found = await self._wire.send(
-                request.method,
-                params,
+            sent = WireRequest(
+                method=request.method,
+                params=params,
                 take=lambda method, params: self._take(request, method, params),
                 is_keyed=is_call and self._offers.keys,
                 may_have_arrived=may_have_arrived,
             )
+            found = await self._wire.send(sent)
             if isinstance(found, Ended):
                 return lost_by(found)
             if found.is_error:
@@ -288,7 +289,8 @@ class ModernLane:
         self, method: str, params: Mapping[str, Any], patience: Patience | None = None
     ) -> Message | Ended:
         """The answer to a request of the lane's own."""
-        return await self._wire.send(method, {**params, "_meta": self._meta()}, take=drop, patience=patience)
+        request = WireRequest(method=method, params={**params, "_meta": self._meta()}, patience=patience)
+        return await self._wire.send(request)
 
     def _move(self, request: _Request, state: JsonObject) -> None:
         request.state = state

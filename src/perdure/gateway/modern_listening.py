@@ -14,7 +14,7 @@ from perdure._core.envelope import LISTEN, SUBSCRIPTION
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ACKNOWLEDGED, LISTS, ChangeFilter, read_honoured
 from perdure._core.reconnect import Patience
-from perdure.gateway.modern_wire import Take, Wire
+from perdure.gateway.modern_wire import Take, Wire, WireRequest
 from perdure.remote.call import Ended
 from perdure.remote.listener import Listener
 from perdure.remote.message import Message
@@ -114,7 +114,8 @@ class Listening:
 
         async def send() -> Message | Ended:
             patience = LISTENING if heard.done() else None
-            found = await self._wire.send(LISTEN, self._params(wanted.wire), take=take, patience=patience)
+            params = self._params(wanted.wire)
+            found = await self._wire.send(WireRequest(method=LISTEN, params=params, take=take, patience=patience))
             if not heard.done():
                 heard.set_result(found)
             return found

@@ -32,6 +32,25 @@ Take = Callable[[str, JsonObject | None], Flow | None]
 """Takes the method and the params of a notification; returns where to wait before the next one."""
 
 
+def drop(method: str, params: JsonObject | None) -> None:
+    """For requests whose notifications have no reader."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WireRequest:
+    """A request whose params have the envelope."""
+
+    method: str
+    params: JsonObject
+    take: Take = drop
+    """Takes the notifications that belong to it."""
+    patience: Patience | None = None
+    is_keyed: bool = False
+    """The upstream runs it once, however often it comes."""
+    may_have_arrived: bool = False
+    """An earlier process has sent it."""
+
+
 class Wire(Protocol):
     """The way to one upstream of 2026-07-28.
 
@@ -45,28 +64,13 @@ class Wire(Protocol):
         """Return the result of `server/discover`. `on_notification` takes what names no request, and `on_closed` the
         end of the wire, after the ends of its requests. Raises `UpstreamUnavailable`."""
 
-    async def send(
-        self,
-        method: str,
-        params: JsonObject,
-        *,
-        take: Take,
-        patience: Patience | None = None,
-        is_keyed: bool = False,
-        may_have_arrived: bool = False,
-    ) -> Message | Ended:
-        """Send a request whose params have the envelope. `is_keyed`: the upstream runs it once, however often it
-        comes. `may_have_arrived`: an earlier process has sent it."""
+    async def send(self, request: WireRequest) -> Message | Ended: ...
 
     async def notify(self, method: str, params: JsonObject | None) -> None:
         """Send a notification, once."""
 
     async def aclose(self) -> None:
         """End without a report."""
-
-
-def drop(method: str, params: JsonObject | None) -> None:
-    """For requests whose notifications have no reader."""
 
 
 class HttpWire:
@@ -87,7 +91,8 @@ class HttpWire:
     async def _discover(self, seconds: float) -> JsonObject:
         found = None
         with anyio.move_on_after(seconds):
-            found, _ = await self._post(DISCOVER, self._params, drop, patience=self._route.limits.handshake)
+            request = WireRequest(method=DISCOVER, params=self._params, patience=self._route.limits.handshake)
+            found, _ = await self._post(request)
         if found is None:
             sentence = f"The server did not answer {DISCOVER} within {seconds:g} s"
             raise UpstreamUnavailable(Reason.NO_HANDSHAKE, sentence)
@@ -103,57 +108,45 @@ class HttpWire:
         data = error.get("data") if error.get("code") == UNSUPPORTED_VERSION else None
         raise other_version(data.get("supported") if isinstance(data, Mapping) else None, found.why)
 
-    async def send(
-        self,
-        method: str,
-        params: JsonObject,
-        *,
-        take: Take,
-        patience: Patience | None = None,
-        is_keyed: bool = False,
-        may_have_arrived: bool = False,
-    ) -> Message | Ended:
-        how: dict[str, Any] = {"patience": patience, "is_keyed": is_keyed, "may_have_arrived": may_have_arrived}
-        found, is_doubtful = await self._post(method, params, take, **how)
+    async def send(self, request: WireRequest) -> Message | Ended:
+        found, is_doubtful = await self._post(request)
         if is_doubtful and (refused := await self._refuses_revision()) is not None:
             return Ended(meaning=Meaning.REFUSED, why=str(refused), refusal=Refused(refused.reason.value, str(refused)))
-        if isinstance(found, Ended) or not found.is_error or method != "tools/call":
+        if isinstance(found, Ended) or not found.is_error or request.method != "tools/call":
             return found
         if found.body["error"].get("code") != HEADER_MISMATCH:
             return found
         # The tool wants arguments in headers, which its schema names. The request did not run.
-        if more := param_headers((await self._tool(params)).get("inputSchema"), params.get("arguments")):
-            found, _ = await self._post(method, params, take, more=more, **how)
+        schema = (await self._tool(request.params)).get("inputSchema")
+        if more := param_headers(schema, request.params.get("arguments")):
+            found, _ = await self._post(request, more)
         return found
 
-    async def _post(
-        self,
-        method: str,
-        params: JsonObject,
-        take: Take,
-        *,
-        more: Mapping[str, str] | None = None,
-        is_keyed: bool = False,
-        **how: Any,
-    ) -> tuple[Message | Ended, bool]:
+    async def _post(self, request: WireRequest, more: Mapping[str, str] | None = None) -> tuple[Message | Ended, bool]:
         """Send a request, with more headers. Returns as well whether the upstream may have been replaced by one of the
         other era."""
 
         async def taken(message: Message) -> None:
             if message.method is None or message.is_request:  # the revision has no requests of servers
                 return
-            if (flow := take(message.method, dict(message.params) or None)) is not None:
+            if (flow := request.take(message.method, dict(message.params) or None)) is not None:
                 await flow.wait_for_room()
 
-        name = params.get("name")
-        request = OutgoingRequest(
+        method, params, name = request.method, request.params, request.params.get("name")
+        sent = OutgoingRequest(
             method=method,
             name=name if isinstance(name, str) else "",
             body=params_body(method, params),
             headers={**headers_of(method, params), **(more or {})},
-            is_keyed=is_keyed,
+            is_keyed=request.is_keyed,
         )
-        call = Call(self._route, request, take=taken, **how)
+        call = Call(
+            self._route,
+            sent,
+            take=taken,
+            patience=request.patience,
+            may_have_arrived=request.may_have_arrived,
+        )
         return await outcome_of(call), call.doubts_session
 
     async def _refuses_revision(self) -> UpstreamUnavailable | None:
@@ -176,7 +169,7 @@ class HttpWire:
     async def _tool(self, params: JsonObject) -> Mapping[str, Any]:
         async def page(cursor: str | None) -> Mapping[str, Any]:
             whole = {**({"cursor": cursor} if cursor else {}), "_meta": envelope_in(params)}
-            found = await self.send("tools/list", whole, take=drop)
+            found = await self.send(WireRequest(method="tools/list", params=whole))
             return {} if isinstance(found, Ended) or found.is_error else found.result
 
         return await find_tool(str(params.get("name")), page)
@@ -220,21 +213,12 @@ class PipeWire(Receiver):
         self._on_other, self._on_closed = on_notification, on_closed
         return (await self._lane.open(params)).result
 
-    async def send(
-        self,
-        method: str,
-        params: JsonObject,
-        *,
-        take: Take,
-        patience: Patience | None = None,
-        is_keyed: bool = False,
-        may_have_arrived: bool = False,
-    ) -> Message | Ended:
+    async def send(self, request: WireRequest) -> Message | Ended:
         """A child that has ended is not waited for: the next lane has another one."""
         key, answered = next(self._keys), asyncio.get_running_loop().create_future()
-        self._sent[key] = _Sent(answered=answered, take=take)
+        self._sent[key] = _Sent(answered=answered, take=request.take)
         try:
-            self._lane.request(key, method, params)
+            self._lane.request(key, request.method, request.params)
             found: Message | Ended = await answered
             return found
         except asyncio.CancelledError:
