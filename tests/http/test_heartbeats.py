@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
+from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.sqlite.store import SqliteStore
@@ -17,6 +19,7 @@ from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer
 from tests.support.clients.wire_client import Message, Wire, progress_of, text_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.postgres import store_url
 from tests.support.stores.shared_store import BUSY_SECONDS
 
@@ -178,6 +181,25 @@ async def test_beats_never_fall_whatever_the_tool_says(shop: ToolServer) -> None
         await heard(await peer.get(primed.id), "value 3")
         assert own == before
         shop.open("g")
+
+
+async def test_no_reader_is_ended_in_an_outage_because_of_a_beat(shop: ToolServer) -> None:
+    """Promise 7: live traffic goes on from memory, which no longer has what the tool said before."""
+    store = FaultyStore(MemoryStore())
+    async with serve(
+        shop.server, store=store, heartbeat=BEAT, on_store_failure="hold", complaint="the store fails"
+    ) as (site):
+        peer = await site.join()
+        call = await peer.call("count", n=3, gate="g", pauses=[1, 2], token=7)
+        await call.event()
+        assert (await call.message())["params"]["progress"] == 1
+        store.writes = store.reads = Fault.RAISES
+        for place in (1, 2):
+            await asyncio.sleep(3 * BEAT)
+            shop.open(f"g/{place}")
+            assert (await call.message())["params"]["progress"] == place + 1
+        store.works()
+        assert text_of((await call.rest())[-1]) == "counted to 3"
 
 
 async def test_a_call_of_2026_07_28_has_beats_and_so_has_one_that_joined_it(shop: ToolServer) -> None:

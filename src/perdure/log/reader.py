@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -345,11 +345,12 @@ class Reader:
         """Write progress that the log does not have, and no position: a client that comes again misses nothing."""
         hub, stream = self._hub, self.stream
         token = await self._history.progress_token(stream)
-        if self._hearing is None:
-            self._hearing = await self._listen(self.cursor + 1)
-        self._hearing.is_beaten = True
         self._silent_since = now = hub.clock()
-        payload = None if token is None else heartbeats.beat(token, self._hearing.said, now - stream.opened)
+        self._hearing = self._hearing or await self._listen(self.cursor + 1)
+        if token is None or self._hearing is None:
+            return
+        self._hearing.is_beaten = True
+        payload = heartbeats.beat(token, self._hearing.said, now - stream.opened)
         if payload is not None and self.cursor >= stream.tail.last:
             written = self.last_write
             await self._send(sse.encode_message(payload), last=False)
@@ -359,17 +360,23 @@ class Reader:
         """An event behind a silence, in which beats may have been sent: its progress must be above them."""
         if not self.stream.has_one_call:
             return event
+        self._hearing = self._hearing or await self._listen(event.seq)
         if self._hearing is None:
-            self._hearing = await self._listen(event.seq)
+            return event
         payload = self._hearing.hear([(event.time, event.payload)])
         if not self._hearing.is_beaten:
             self._hearing = None
         return event if payload is event.payload else event._replace(payload=payload)
 
-    async def _listen(self, seq: int) -> heartbeats.Hearing:
-        """Read the progress before an event, as far as that is not long ago."""
-        stream = self.stream
-        events = await stream.read(after=max(0, seq - 1 - _SEARCHED), limit=_SEARCHED)
+    async def _listen(self, seq: int) -> heartbeats.Hearing | None:
+        """Read the progress before an event, as far as that is not long ago. `None` if only a store that fails has it:
+        live traffic goes on without (promise 7)."""
+        stream, after, events = self.stream, max(0, seq - 1 - _SEARCHED), None
+        with suppress(StoreUnavailable):
+            is_held = self._hub.journal.is_degraded
+            events = stream.tail.read(after, _SEARCHED) if is_held else await stream.read(after=after, limit=_SEARCHED)
+        if events is None:
+            return None
         before = [(event.time, event.payload) for event in events if event.seq < seq]
         first = before[0][0] if seq - 1 > _SEARCHED and before else stream.opened
         hearing = heartbeats.Hearing(opened=stream.opened, silence=self._hub.heartbeat, time=first)
