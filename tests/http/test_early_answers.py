@@ -18,6 +18,7 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
 
 from perdure import connect
@@ -298,6 +299,64 @@ async def test_a_question_behind_the_early_answer_is_asked_on_a_wait(shop: ToolS
     while "still running" in text_of(last):
         last = await answered(peer, WAIT, call=call_in(first))
     assert text_of(last) == "because"
+
+
+async def test_a_question_is_asked_on_the_wait_that_is_still_open(shop: ToolServer) -> None:
+    """The newer one of two was cancelled."""
+    async with serve(shop.server, answer_within=("*=5s",)) as site:
+        peer = await site.join()
+        found = call_in(await answered(peer, "quiz", question="Why?", gate="g"))
+        older = await peer.call(WAIT, call=found)
+        newer = await peer.call(WAIT, call=found, id="newer")
+        await until(lambda: site.app.running.count(WAIT) == 2)
+        await peer.cancel("newer")
+        assert (await newer.rest())[-1]["error"]["code"] == -32800
+        shop.open("g")
+        asked = await older.message()
+        while asked["method"] != "elicitation/create":
+            asked = await older.message()
+        await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+        assert text_of((await older.rest())[-1]) == "because"
+
+
+async def test_a_question_is_not_asked_on_a_wait_of_another_session(shop: ToolServer, early: Site) -> None:
+    """An answer in that session would find no question. The model is told what it can do."""
+    peer, later = await early.join(), await early.join()
+    found = call_in(await answered(peer, "quiz", question="Why?", gate="g"))
+    waiting = await later.call(WAIT, call=found)
+    await waiting.event()
+    shop.open("g")
+    [told] = await waiting.rest()
+    while "from the user" not in text_of(told):
+        told = await answered(later, WAIT, call=found)
+    assert text_of(told).endswith(
+        " It waits for an answer from the user, who is asked only by the client that called it. If that is gone, stop"
+        f" it with the tool {CANCEL}."
+    )
+    waiting = await peer.call(WAIT, call=found)
+    _, asked = await waiting.message(), await waiting.message()
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    assert text_of((await waiting.rest())[-1]) == "because"
+
+
+async def test_a_tools_own_0_comes_under_the_token_of_the_wait() -> None:
+    server, release = MCPServer("slow", log_level="WARNING"), asyncio.Event()
+
+    @server.tool()
+    async def read(ctx: Context) -> str:
+        await ctx.report_progress(0, 12)
+        await release.wait()
+        return "read"
+
+    async with serve(server, answer_within=RULE) as site:
+        peer = await site.join()
+        *_, first = await (await peer.call("read", token="first")).rest()
+        assert text_of(first).endswith("Last progress: 0 of 12.")
+        waiting = await peer.call(WAIT, call=call_in(first), token="mine")
+        shown = await waiting.message()
+        assert shown["params"] == {"progressToken": "mine", "progress": 0, "total": 12}
+        release.set()
+        assert text_of((await waiting.rest())[-1]) == "read"
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])

@@ -18,6 +18,7 @@ from perdure._core.ids import new_session_id
 from perdure.store.memory import MemoryStore
 from tests.http.test_early_answers import CANCEL, RULE, WAIT, answered, call_in
 from tests.support.clients.modern_peer import FORM, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
+from tests.support.clients.wire_client import text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Answer, Guests, ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -222,6 +223,11 @@ async def test_a_question_is_told_to_a_client_that_cannot_be_asked(shop: ToolSer
     shop.open("g")
     told = await call(peer_at(early), WAIT, call=id_in(first))
     assert said(told).endswith("It waits for an answer from the user.")
+    # Only a client of the call's own era can be asked.
+    session, elsewhere = await early.join(), f"If that is gone, stop it with the tool {CANCEL}."
+    in_session = call_in(await answered(session, "quiz", question="How?", gate="g"))
+    assert said(await call(peer_at(early, **FORM), WAIT, call=in_session)).endswith(elsewhere)
+    assert text_of(await answered(session, WAIT, call=id_in(first))).endswith(elsewhere)
 
 
 async def test_a_request_that_brings_an_answer_is_answered_early_too() -> None:

@@ -301,6 +301,23 @@ async def test_an_ask_without_a_reader_is_asked_on_an_open_request_for_the_resul
     assert text_of((await waiting.rest())[-1]) == "so"
 
 
+async def test_an_ask_is_not_asked_on_a_request_of_another_session(shop: ToolServer, tasked: Site) -> None:
+    """K16, K22: an answer in that session would find no ask."""
+    peer, later = await tasked.join(), await tasked.join()
+    task = (await begin(peer, "quiz", question="Why?", gate="g"))["taskId"]
+    waiting = await peer.post(peer.request("tasks/result", {"taskId": task}))
+    await waiting.event()
+    elsewhere = await later.post(later.request("tasks/result", {"taskId": task}))
+    await elsewhere.event()
+    await until(lambda: tasked.app.running.count("tasks/result") == 2)
+    shop.open("g")
+    asked = await until_heard(waiting, "elicitation/create")
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    for wire in (waiting, elsewhere):
+        [answer] = await wire.rest()
+        assert text_of(answer) == "because"
+
+
 async def test_progress_comes_until_the_end_and_not_behind_it(shop: ToolServer, tasked: Site) -> None:
     """K17: the token of the first request lives as long as its task."""
     peer = await tasked.join()

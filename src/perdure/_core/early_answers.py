@@ -154,12 +154,28 @@ def _own(names: OwnTools, seconds: float) -> list[JsonObject]:
 
 
 def still_running(
-    tool: str, call: str, *, age: float, seconds: float, names: OwnTools, progress: JsonObject | None, asks: bool
+    tool: str,
+    call: str,
+    *,
+    age: float,
+    seconds: float,
+    names: OwnTools,
+    progress: JsonObject | None,
+    asks: bool,
+    is_elsewhere: bool = False,
 ) -> JsonObject:
-    """The result in place of a call's own, while the call continues."""
+    """The result in place of a call's own, while the call continues. `asks`: it waits for an answer, which only its own
+    client can give. `is_elsewhere`: another client reads this."""
     name, wait = _quoted(tool), format_duration(seconds)
     said = _said(progress) if progress is not None else ""
-    last = " It waits for an answer from the user." if asks else f" Last progress: {said}." if said else ""
+    last = f" Last progress: {said}." if said else ""
+    if asks:
+        last = " It waits for an answer from the user."
+    if asks and is_elsewhere:
+        last = (
+            " It waits for an answer from the user, who is asked only by the client that called it. If that is gone,"
+            f" stop it with the tool {names.cancel}."
+        )
     text = (
         f"{name} is still running after {age:.0f} s, and goes on. To get its result, call the tool {names.wait} with"
         f' {{"call": "{call}"}}. That call waits up to {wait}; if it says "still running", call it again. Do not call'
@@ -170,12 +186,12 @@ def still_running(
 
 
 def _said(progress: JsonObject) -> str:
-    """The progress that a tool has reported: none where the first progress is Perdure's own (`heartbeats.FIRST`)."""
+    """The progress that a tool has reported; none where it is Perdure's own."""
+    if heartbeats.is_first(progress):
+        return ""
     value = as_progress(progress.get("progress"))
     if value is not None and heartbeats.FIRST <= value <= heartbeats.BEHIND_FIRST:
         progress = {**progress, "progress": 0}
-        if value == heartbeats.FIRST and not progress.get("message"):
-            return ""
     return progress_text(progress)
 
 

@@ -34,6 +34,11 @@ BEHIND_FIRST = 1e-9
 """Stands for a tool's own 0 after `FIRST`: progress has to rise."""
 
 
+def is_first(params: JsonObject) -> bool:
+    """Whether progress may be the one before the tool runs, and not the tool's own: it says nothing."""
+    return params.get("progress") == FIRST and not (params.get("message") or params.get("total"))
+
+
 def beat_value(said: float, seconds: float) -> float:
     """The progress of a call of this age whose tool has said `said`; 0 if it has said nothing."""
     return said + _room(said) * seconds / (seconds + HALF)

@@ -662,7 +662,10 @@ class DurableCallHandler:
                         written = loop.time()
                         await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))
             assert last is not None, "a call that is followed was found"
-            running = self._by_id.still_running(*last, names, seconds=within, asks=bool(last[1].asks))
+            found, said = last
+            running = self._by_id.still_running(
+                found, said, names, seconds=within, asks=bool(said.asks), is_elsewhere=not found.is_durable_call
+            )
             return encode(self._complete(running))
 
         async def write_outcome() -> None:

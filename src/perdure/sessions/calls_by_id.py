@@ -218,12 +218,26 @@ class CallsById:
         return texts.call_list(listed, self._context.clock())
 
     def still_running(
-        self, call: KnownCall, said: CallProgress, names: OwnTools, *, seconds: float, asks: bool
+        self,
+        call: KnownCall,
+        said: CallProgress,
+        names: OwnTools,
+        *,
+        seconds: float,
+        asks: bool,
+        is_elsewhere: bool,
     ) -> JsonObject:
-        """What a wait of so many seconds is answered while its call runs."""
-        age = self._context.clock() - call.stream.opened
+        """What a wait of so many seconds is answered while its call runs. `is_elsewhere`: its client is not asked what
+        the call asks."""
         return texts.still_running(
-            call.row.name, call.id, age=age, seconds=seconds, names=names, progress=said.progress, asks=asks
+            call.row.name,
+            call.id,
+            age=self._context.clock() - call.stream.opened,
+            seconds=seconds,
+            names=names,
+            progress=said.progress,
+            asks=asks,
+            is_elsewhere=is_elsewhere,
         )
 
     # Acting

@@ -98,14 +98,16 @@ class CallWaiters:
 
 
 class OpenWaits:
-    """The newest open request of this process for the end of each call that runs here: the client of the call can be
-    asked on the stream of that request."""
+    """The open request, for each call, of its session at this process for its end: the client of the call can be asked
+    on the stream of that request. Of several it is the newest."""
 
     def __init__(self) -> None:
         self._by_stream: dict[StreamId, Call] = {}
 
-    def put(self, stream: StreamId, wait: Call) -> None:
-        self._by_stream[stream] = wait
+    def put(self, stream: StreamRecord, wait: Call) -> None:
+        """Keep a request, unless it came in another session, where an answer would find no question."""
+        if wait.stream.session == stream.session:
+            self._by_stream[stream.id] = wait
 
     def remove(self, stream: StreamId, wait: Call) -> None:
         if self._by_stream.get(stream) is wait:

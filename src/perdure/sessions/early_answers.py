@@ -175,8 +175,8 @@ class EarlyAnswers:
                         self._start(_note_fetched(link.context, call.stream, calls, found))
                         return outcome
                     await resume_if_waiting(found.row, origin)
-                    if last is None:
-                        waits.put(found.stream.id, call)
+                    if last is None or waits.of(found.stream.id) is None:
+                        waits.put(found.stream, call)
                         link.asks.repeat(link.asks.of(found.stream.id))
                     said = await calls.progress(found)
                     if said.progress is not None and (last is None or said.progress != last[1].progress):
@@ -187,8 +187,8 @@ class EarlyAnswers:
                 waits.remove(last[0].stream.id, call)
         assert last is not None, "a call that is followed was found"
         found, said = last
-        asks = bool(said.asks or link.asks.of(found.stream.id))
-        return encode(calls.still_running(found, said, names, seconds=within, asks=asks))
+        asks, is_elsewhere = bool(said.asks or link.asks.of(found.stream.id)), found.record.id != record.id
+        return encode(calls.still_running(found, said, names, seconds=within, asks=asks, is_elsewhere=is_elsewhere))
 
 
 def _left(link: RuntimeLink, call: Call, within: float) -> float:

@@ -348,7 +348,7 @@ class RuntimeLink:
 
     def show_progress(self, wait: Call, progress: JsonObject) -> None:
         """Show the progress of another call under the token of a request that waits for that."""
-        if wait.token is not None and progress["progress"] != heartbeats.FIRST:
+        if wait.token is not None and not heartbeats.is_first(progress):
             shown = {name: value for name, value in progress.items() if name != "_meta"}
             self.notify(heartbeats.PROGRESS, {**shown, "progressToken": wait.number}, call=wait.number)
 

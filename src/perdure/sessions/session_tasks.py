@@ -77,7 +77,7 @@ class SessionTasks:
                         await resume_if_waiting(found.row, origin)
                         if is_first or waits.of(task) is None:
                             is_first = False
-                            waits.put(task, call)
+                            waits.put(found.stream, call)
                             if not link.home.standalone.readers.present:  # its reader has seen what was asked
                                 link.asks.repeat(link.asks.of(task))
                     await watch.again()
