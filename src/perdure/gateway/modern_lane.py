@@ -22,7 +22,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -98,34 +98,29 @@ class _Request:
         return found if isinstance(found, Mapping) else {}
 
 
+@dataclass(eq=False)
 class ModernLane:
     """Implements `Lane`."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        receiver: Receiver,
-        passes_round: PassesRound | None = None,
-        mask: Callable[[str], str] = str,
-    ) -> None:
-        """`passes_round`: the clients are of the same revision; says of a request whether a result that requires input
-        is its answer. Otherwise, and in a session, the client is asked. `mask` hides secrets in texts for the log."""
-        self._mask = mask
-        self._wire = wire
-        self._receiver = receiver
-        self._passes_round = passes_round
-        self._listening: Listening | None = None
-        self._client_params: JsonObject = {}
-        self._level = ALL_LEVELS
-        self._offers = Offers()
-        self._requests: dict[RequestKey, _Request] = {}
-        self._asks: dict[AskKey, asyncio.Future[JsonObject]] = {}
-        self._ask_numbers = count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closed = False
-        """Nothing is reported any more."""
-        self._end_reason: UpstreamUnavailable | None = None
-        """Why the lane is over, if not by `aclose`."""
+    _wire: Wire
+    _receiver: Receiver
+    _passes_round: PassesRound | None = None
+    """Clients of the same revision: says of a request whether a result that requires input is its answer. Otherwise,
+    and in a session, the client is asked."""
+    _mask: Callable[[str], str] = str
+    """Hides secrets in texts for the log."""
+    _listening: Listening | None = None
+    _client_params: JsonObject = field(default_factory=dict)
+    _level: str = ALL_LEVELS
+    _offers: Offers = field(default_factory=Offers)
+    _requests: dict[RequestKey, _Request] = field(default_factory=dict)
+    _asks: dict[AskKey, asyncio.Future[JsonObject]] = field(default_factory=dict)
+    _ask_numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_closed: bool = False
+    """Nothing is reported any more."""
+    _end_reason: UpstreamUnavailable | None = None
+    """Why the lane is over, if not by `aclose`."""
 
     @property
     def state(self) -> JsonObject:

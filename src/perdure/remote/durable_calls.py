@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -149,18 +149,20 @@ def is_round(answer: Message) -> bool:
     return not answer.is_error and answer.result.get("resultType") == "input_required"
 
 
+@dataclass(eq=False)
 class DurableCalls:
-    """Sends requests and calls to one server. `start` runs a task in the background. `reruns`: calls without a key are
-    sent again where their tool says that it may run twice."""
+    """Sends requests and calls to one server."""
 
-    def __init__(self, route: Route, start: Callable[..., None], *, reruns: bool = True) -> None:
-        self.offers: Offers | None = None
-        """None until the server was asked."""
-        self.route = route
-        self._start = start
-        self._reruns = reruns
-        self._cancels: set[anyio.Event] = set()
-        """Cancels that are on their way."""
+    route: Route
+    _start: Callable[..., None]
+    """Runs a task in the background."""
+    _: KW_ONLY
+    reruns: bool = True
+    """Calls without a key are sent again where their tool says that it may run twice."""
+    offers: Offers | None = None
+    """None until the server was asked."""
+    _cancels: set[anyio.Event] = field(default_factory=set)
+    """Cancels that are on their way."""
 
     @property
     def has_keys(self) -> bool:
@@ -295,7 +297,7 @@ class DurableCalls:
             body=params_body("tools/call", params) if text is None else text_body(text, params["_meta"]),
             headers=call.headers,
             is_keyed=call.key is not None and self.has_keys,
-            may_run_again=may_run_twice if self._reruns else None,
+            may_run_again=may_run_twice if self.reruns else None,
         )
         found = await Call(self.route, request, take=take, may_have_arrived=may_have_arrived).answer()
         if not found.is_error or found.body["error"].get("code") != HEADER_MISMATCH:

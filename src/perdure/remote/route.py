@@ -4,7 +4,7 @@ import enum
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Protocol
 
@@ -34,42 +34,37 @@ class Report(Protocol):
     def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None: ...
 
 
+@dataclass(eq=False)
 class ConnectionLog:
-    """Writes a link's notices to the log: once that the server is away or refuses, and again after it has answered.
+    """Writes a link's notices to the log: once that the server is away or refuses, and again after it has answered."""
 
-    `level` is that of a server that is away. A program that raises an error for some notices `skips` them. Patience for
-    a server that has not answered yet is `first_wait` seconds; where there is none, the handshake's error says why.
-    `mask` hides secrets.
-    """
+    url: str
+    _: KW_ONLY
+    level: int
+    """Of a server that is away."""
+    first_wait: float
+    """Seconds of patience for a server that has not answered yet; without, the handshake's error says why."""
+    skips: Collection[Notice] = ()
+    """Notices for which the program raises an error."""
+    mask: Callable[[str], str] = str
+    """Hides secrets."""
+    _has_answered: bool = False
+    _last: str | None = None
+    """The last refusal in the log, "" for an unreachable server, None for one that answers."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        level: int,
-        first_wait: float,
-        skips: Collection[Notice] = (),
-        mask: Callable[[str], str] = str,
-    ) -> None:
-        self._where = mask(shown(url))
-        self._mask = mask
-        self._level = level
-        self._skips = skips
-        self._first_wait = first_wait
-        self._has_answered = False
-        self._last: str | None = None
-        """The last refusal in the log, "" for an unreachable server, None for one that answers."""
+    def __post_init__(self) -> None:
+        self._where = self.mask(shown(self.url))
 
     def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None:
-        if notice in self._skips:
+        if notice in self.skips:
             return
-        why = self._mask(why)
+        why = self.mask(why)
         match notice:
-            case Notice.WAITING if self._last is None and (self._has_answered or self._first_wait):
-                self._last, level = "", self._level
+            case Notice.WAITING if self._last is None and (self._has_answered or self.first_wait):
+                self._last, level = "", self.level
                 sentence = f"{self._where} cannot be reached, and is tried again: {why}"
-                if not self._has_answered and self._first_wait < math.inf:
-                    sentence = f"waiting for {self._where}, for {format_duration(self._first_wait)} at most: {why}"
+                if not self._has_answered and self.first_wait < math.inf:
+                    sentence = f"waiting for {self._where}, for {format_duration(self.first_wait)} at most: {why}"
                 log_event(level, "remote.waiting", sentence)
             case Notice.REACHED:
                 if self._last is not None:

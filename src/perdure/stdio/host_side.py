@@ -15,7 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import anyio
@@ -107,36 +107,28 @@ class _SessionRequest:
     sticky: str  #: the request as it is repeated in a new session; "" where its method is not sticky
 
 
+@dataclass(eq=False)
 class HostSide:
-    """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
+    """Follows the host's calls, and translates ids and progress tokens between the host and the wire."""
 
-    `output` writes to the host. `initialize` returns the answer to its `initialize`, and `finish` takes its
-    `initialized`. `modern` takes requests of the revision without sessions.
-    """
+    _link: Link
+    _positions: PositionsFile
+    _: KW_ONLY
+    initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]]
+    """Returns the answer to the host's `initialize`."""
+    finish: Callable[[str], Coroutine[Any, Any, None]]
+    """Takes its `initialized`."""
+    output: Output
+    modern: ModernHost
+    """Takes requests of the revision without sessions."""
+    _requests: dict[str, _SessionRequest] = field(default_factory=dict)  #: running calls, by the host's id as JSON
+    _earlier: set[Call] = field(default_factory=set)  #: calls of an earlier process that run
+    _tokens: dict[str, str] = field(default_factory=dict)  #: the tokens of the host, as JSON, by those on the wire
+    _asks: dict[str, None] = field(default_factory=dict)  #: the ids of asks that wait for the host, as JSON
+    _has_begun: bool = False  #: the host has sent `initialize`, and it has not failed
 
-    def __init__(
-        self,
-        link: Link,
-        positions: PositionsFile,
-        *,
-        initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
-        finish: Callable[[str], Coroutine[Any, Any, None]],
-        output: Output,
-        modern: ModernHost,
-    ) -> None:
-        self._modern = modern
-        self._link = link
-        self.sender = Sender(link)
-        self.queue = SendQueue(link)
-        self._initialize = initialize
-        self._finish = finish
-        self._positions = positions
-        self._output = output
-        self._requests: dict[str, _SessionRequest] = {}  #: running calls, by the host's id as JSON
-        self._earlier: set[Call] = set()  #: calls of an earlier process that run
-        self._tokens: dict[str, str] = {}  #: the tokens of the host, as JSON, by those on the wire
-        self._asks: dict[str, None] = {}  #: the ids of the server's asks that wait for the host, as JSON
-        self._has_begun = False  #: the host has sent `initialize`, and it has not failed
+    def __post_init__(self) -> None:
+        self.sender, self.queue = Sender(self._link), SendQueue(self._link)
 
     async def take(self, line: Line) -> None:
         if isinstance(line, TooLong):
@@ -160,7 +152,7 @@ class HostSide:
             case Notification(method="notifications/cancelled"):
                 self._cancel(text)
             case Notification(method="notifications/initialized"):
-                await self.queue.add(lambda _: self._finish(text))
+                await self.queue.add(lambda _: self.finish(text))
             case Notification() if self._has_begun and envelope_in(message.params) is None:
                 await self.queue.add(self._sending(text), weight=len(text))
             case Response():
@@ -172,7 +164,7 @@ class HostSide:
 
     def stop(self) -> None:
         """Stop to follow calls that were sent: the host does not read any more."""
-        self._modern.stop()
+        self.modern.stop()
         own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
         for call in (*own, *self._earlier):
             call.scope.cancel()
@@ -219,9 +211,9 @@ class HostSide:
 
             async def initialize(_: anyio.Event) -> None:
                 """Nothing else leaves before the handshake is answered: there is no session to send it in."""
-                answer = await self._initialize(host_id, text, message.params or {})
+                answer = await self.initialize(host_id, text, message.params or {})
                 self._has_begun = self._link.handshake is not None
-                await self._output.write(answer)
+                await self.output.write(answer)
 
             await self.queue.add(initialize)
         elif not self._has_begun and not is_modern:
@@ -232,14 +224,14 @@ class HostSide:
                 answer = unsupported(host_id, message.params or {}, sentence).text
             else:
                 answer = error(host_id, INVALID_REQUEST, "Begin with an initialize request").text
-            await self._output.write(answer)
-        elif host_id in self._requests or host_id in self._modern.running:
+            await self.output.write(answer)
+        elif host_id in self._requests or host_id in self.modern.running:
             sentence = f"Request id {host_id} is still in use by a running request"
             await self._refuse(host_id, INVALID_REQUEST, sentence)
-        elif len(self._requests) + len(self._modern.running) >= MAX_RUNNING:
+        elif len(self._requests) + len(self.modern.running) >= MAX_RUNNING:
             await self._refuse(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may")
         elif is_modern:
-            self._modern.begin(message, host_id, text)
+            self.modern.begin(message, host_id, text)
         else:
             request = self._started(message, host_id, text)
             await self.queue.add(lambda _: self._follow(request), request.call.departed, weight=len(text))
@@ -282,7 +274,7 @@ class HostSide:
             if request.sticky and splice.find(answer, "result") is not None:
                 self._positions.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
-            await self._output.deliver(answer)
+            await self.output.deliver(answer)
         self._positions.end_call(call.first_id)
 
     def _free(self, request: _SessionRequest) -> None:
@@ -303,7 +295,7 @@ class HostSide:
                 sentence = f"the call of {running.name or running.method} that an earlier process made has ended"
                 log_event(logging.INFO, "stdio.ended_before", sentence, tool=running.name)
                 if wants_info(self._positions.positions.sticky):
-                    await self._output.deliver(report_of(running, answer))
+                    await self.output.deliver(report_of(running, answer))
                 self._positions.end_call(wire_id)
         finally:
             self._earlier.discard(call)
@@ -315,7 +307,7 @@ class HostSide:
         host_id = splice.cut(text, "params", "requestId") or ""
         request = self._requests.get(host_id)
         if request is None:
-            self._modern.cancel(host_id)
+            self.modern.cancel(host_id)
             return
         request.call.scope.cancel()
         self._free(request)
@@ -338,7 +330,7 @@ class HostSide:
     # Refusals
 
     async def _refuse(self, host_id: str, code: int, sentence: str) -> None:
-        await self._output.write(error(host_id, code, sentence).text)
+        await self.output.write(error(host_id, code, sentence).text)
 
     async def _refuse_line(self, line: bytes, invalid: InvalidMessage) -> None:
         """Answer whichever side waits for it: the host for a request, the server for an answer."""
