@@ -236,6 +236,36 @@ async def test_an_ask_that_its_child_withdraws(tmp_path: Path) -> None:
         assert text_of(answer) == "guessed"
 
 
+async def test_a_message_that_names_no_call_is_shown_with_one_where_the_standalone_stream_is_not_read(
+    tmp_path: Path,
+) -> None:
+    """A pipe does not say whose it is: of the only call, else of none, else of the oldest one."""
+
+    def log(text: str, **meta: Any) -> Message:
+        return {"notify": MESSAGE, "params": {"level": "info", "data": text, **meta}}
+
+    def logged(messages: list[Message]) -> list[str]:
+        return [message["params"]["data"] for message in messages if message.get("method") == MESSAGE]
+
+    gate, of_task = tmp_path / "gate", {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        oldest = await begin(peer, "plain", log("alone"), {"wait": str(gate)})
+        await served.has_run()
+        other = await begin(peer, "read_only", log("unread"))
+        assert logged(await other.rest()) == []
+        assert logged(await seen_until(oldest, MESSAGE) + await seen_until(oldest, MESSAGE)) == ["alone", "unread"]
+        standalone = await peer.get()
+        other = await begin(peer, "read_only", log("read"))
+        assert logged(await other.rest()) == []
+        assert (await until_method(standalone, MESSAGE))["params"]["data"] == "read"
+        gate.touch()
+        assert logged(await oldest.rest()) == []
+        only = await begin(peer, "plain", log("of a task", **of_task), log("its own"))
+        assert logged(await only.rest()) == ["its own"]
+        assert (await until_method(standalone, MESSAGE))["params"]["data"] == "of a task"
+
+
 async def test_the_upstreams_ping_is_answered_here(tmp_path: Path) -> None:
     """While the client is away; it is not asked. G24."""
     go, pinged = tmp_path / "go", tmp_path / "pinged"
