@@ -90,6 +90,10 @@ def test_an_address_and_its_options() -> None:
     assert upstream.address.headers["X-Key"].fill() == SECRET
     assert upstream.address.token_file == Path.cwd() / "token"
     assert only("http://127.0.0.1:9/mcp", "--token-env", "TOKEN").secrets == {SECRET}
+    secret = only("https://shop.example/${TOKEN}/mcp")
+    assert (secret.name, secret.shown) == ("shop.example", "https://shop.example/***/mcp")
+    assert secret.address is not None
+    assert secret.address.url == f"https://shop.example/{SECRET}/mcp"
 
 
 def test_a_file_of_servers_is_read_in_its_own_folder() -> None:

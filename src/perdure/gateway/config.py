@@ -202,12 +202,12 @@ def address_from(
     era: EraName,
     around: Surroundings,
 ) -> Upstream:
-    """Make an upstream of an address. `headers`: `Name: value`. Raises `Misuse`."""
+    """Make an upstream of an address, which may have `${VAR}` in it. `headers`: `Name: value`. Raises `Misuse`."""
     pairs = [header.partition(":") for header in headers]
     if not all(colon for _, colon, _ in pairs):  # not what was seen: it may be the token
         raise Misuse("--header: one has no colon; write 'Name: value'")
     values = {
-        "url": Text.plain(url),
+        "url": url,
         "headers": {name.strip(): value.strip() for name, _, value in pairs},
         "token_env": token_env,
         "token_file": None if token_file is None else str(token_file),
