@@ -226,6 +226,22 @@ async def test_asks_of_a_dead_child(tmp_path: Path) -> None:
         assert json.loads(text_of(answer)) == {"action": "accept", "content": {"name": "Ada"}}
 
 
+async def test_the_clients_progress_with_an_ask_has_the_servers_token(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        params = {"message": "name?", "_meta": {"progressToken": "of the server"}}
+        wire = await begin(peer, "plain", {"ask": "elicitation/create", "params": params})
+        asked = await until_method(wire, "elicitation/create")
+        token = asked["params"]["_meta"]["progressToken"]
+        assert token not in ("of the server", 1)
+        progress = {"progressToken": token, "progress": 1}
+        await peer.send({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
+        await peer.answer(asked, {"action": "decline"})
+        await wire.rest()
+        [passed] = [message for message in await heard(peer) if message.get("method") == "notifications/progress"]
+        assert passed["params"] == {"progressToken": "of the server", "progress": 1}
+
+
 async def test_an_ask_that_its_child_withdraws(tmp_path: Path) -> None:
     async with gateway(tmp_path) as served:
         peer = await served.join()
