@@ -27,7 +27,7 @@ from tests.gateway.gateways import (
     text_of_call,
     until_method,
 )
-from tests.support.clients.wire_client import Message, Peer, Wire, text_of
+from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
@@ -224,6 +224,17 @@ async def test_asks_of_a_dead_child(tmp_path: Path) -> None:
         await peer.answer(second, {"action": "accept", "content": {"name": "Ada"}})
         answer = (await wire.rest())[-1]
         assert json.loads(text_of(answer)) == {"action": "accept", "content": {"name": "Ada"}}
+
+
+async def test_progress_that_does_not_rise_is_dropped(tmp_path: Path) -> None:
+    def progress(number: int) -> Message:
+        params = f'{{"progressToken": $TOKEN, "progress": {number}}}'
+        return {"print": f'{{"jsonrpc": "2.0", "method": "notifications/progress", "params": {params}}}'}
+
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        wire = await begin(peer, "plain", *map(progress, (1, 3, 3, 2, 4)))
+        assert progress_of(await wire.rest()) == [1, 3, 4]
 
 
 async def test_the_clients_progress_with_an_ask_has_the_servers_token(tmp_path: Path) -> None:
