@@ -458,16 +458,28 @@ ASKED_ONCE = {
     "before the commit of the call's answer": at("perdure.sessions.ledger", "Calls.answer", "enter"),
     "in the commit of the call's answer": at(STEPS, "StreamSteps.append", "within"),
 }
+IN_POSTGRES = {
+    "in the commit of an answer": replace(WITHIN_POSTGRES, nth=2),
+    "in the commit of a sleep": replace(WITHIN_POSTGRES, nth=3),
+    "in the commit of the call's answer": replace(WITHIN_POSTGRES, nth=6),
+}
+"""The commits are of the question, its answer, the sleep, the begin and the end of the step, and the call's answer."""
 
 
 @pytest.mark.parametrize(
     ("address", "point", "times"),
     [
-        pytest.param(store, point, times, id=f"{name} {store}", marks=() if "between" in name else pytest.mark.long)
+        pytest.param(
+            store,
+            IN_POSTGRES.get(name, point) if store else point,
+            times,
+            id=f"{name} {store}",
+            marks=() if "between" in name else pytest.mark.long,
+        )
         for points, times in ((ASKED_AGAIN, 2), (ASKED_ONCE, 1))
         for name, point in points.items()
         for store in ("", "postgres")
-        if not (name.startswith("in ") and (store or ON_POSTGRES))  # those are points of a SQLite file
+        if store or not (ON_POSTGRES and name.startswith("in "))  # those are points of a SQLite file
     ],
     indirect=["address"],
 )

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import datetime
 import itertools
+import json
 import math
 import threading
 import uuid
@@ -39,6 +40,7 @@ from perdure.store import open_store
 from perdure.store.interface import Store
 from perdure.store.records import ToolStepRecord
 from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, TaskClient, said
+from tests.support.clients.wire_client import Peer, text_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import Guests
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -659,8 +661,9 @@ async def test_a_sleep_that_was_cut_short_excuses_no_death(tmp_path: Path) -> No
         assert (row.ended, StepHistory([row]).sleeps(store.clock())) == (tool.got[0], False)
 
 
-async def test_an_answer_is_taken_when_it_is_in_the_store(tmp_path: Path) -> None:
-    """Before that neither the client is told that it is, nor has the tool got it."""
+@pytest.mark.parametrize("is_task", [True, False])
+async def test_an_answer_is_taken_when_it_is_in_the_store(is_task: bool, tmp_path: Path) -> None:
+    """Before that neither the client is told that it is (202 in a session), nor has the tool got it."""
     store, got = FaultyStore(SharedStore(tmp_path / "log.db")), list[str]()
     server = MCPServer("asks", version="1", log_level="CRITICAL")
 
@@ -670,19 +673,36 @@ async def test_an_answer_is_taken_when_it_is_in_the_store(tmp_path: Path) -> Non
         return got[0]
 
     async with serve(server, store=store, task_after=0.0, store_timeout=0.5, complaint="the store fails") as site:
-        client = TaskClient(balancer=Balancer(ports=[site.port]), capabilities=CAN_BE_ASKED)
-        task = await client.task("ask")
-        while not (asked := (await client.get(task)).get("inputRequests")):
-            pass
-        store.writes = Fault.RAISES
-        answers = {name: {"action": "accept", "content": {"answer": "so"}} for name in asked}
-        telling = asyncio.create_task(client.ask("tasks/update", {"taskId": task, "inputResponses": answers}))
+        answer = {"action": "accept", "content": {"answer": "so"}}
+        telling: asyncio.Task[Any]
+        if is_task:
+            client = TaskClient(balancer=Balancer(ports=[site.port]), capabilities=CAN_BE_ASKED)
+            task = await client.task("ask")
+            while not (asked := (await client.get(task)).get("inputRequests")):
+                pass
+            responses = dict.fromkeys(asked, answer)
+            store.writes = Fault.RAISES
+            telling = asyncio.create_task(client.ask("tasks/update", {"taskId": task, "inputResponses": responses}))
+        else:
+            peer = Peer(site, capabilities={"elicitation": {}})
+            await peer.initialize()
+            wire = await peer.call("ask")
+            while "elicitation/create" not in (event := await wire.event()).data:
+                pass
+            response = {"jsonrpc": "2.0", "id": json.loads(event.data)["id"], "result": answer}
+            store.writes = Fault.RAISES
+            telling = asyncio.create_task(peer.send(response))
         begun = store.asked
         await until(lambda: store.asked > begun + 3)
         assert (telling.done(), got) == (False, [])
         store.works()
-        assert "result" in await telling
-        assert said(await client.outcome(task)) == "answer='so'"
+        told = await telling
+        if is_task:
+            assert "result" in told
+            assert said(await client.outcome(task)) == "answer='so'"
+        else:
+            assert told.status_code == 202
+            assert text_of((await wire.rest())[-1]) == "answer='so'"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deleted"])
