@@ -563,6 +563,28 @@ async def test_an_answer_in_the_mail_of_a_dead_node_counts(story: Story) -> None
     assert str(said(await story.outcome(task))).split(" ")[:2] == ["so", "one"]  # and not what it says a second time
 
 
+async def test_a_call_that_is_cancelled_at_another_node_tells_its_steps(story: Story) -> None:
+    """Its own node stands still in a step, and dies before it has read that."""
+    first = await story.start("--lease", "60s")
+    story.stack.push_async_callback((web := Web(first.url)).aclose)
+    peer = await web.join("2025-11-25")
+    story.open("begin")
+    script: Script = [{"step": "one"}, {"step": "two", "at": story.gate("go")}]
+    wire = await peer.call("play", id=7, script=script, folder=str(story.folder))
+    position = (await wire.event()).id
+    await until(lambda: story.effects == {"one": 1, "two": 1})
+    second = await story.start("--lease", "60s")
+    story.stack.push_async_callback((web := Web(second.url)).aclose)
+    first.send(signal.SIGSTOP)
+    peer = peer.through(web)
+    await peer.cancel(7)
+    await first.kill()
+    [*_, answer] = await (await peer.get(position)).rest()
+    assert answer["error"]["code"] == -32800
+    assert answer["error"]["data"] == {"steps": {"finished": ["one"], "open": ["two"]}}
+    story.judge()
+
+
 @pytest.mark.parametrize(
     "address", [""] if ON_POSTGRES else ["", pytest.param("postgres", marks=pytest.mark.long)], indirect=True
 )
