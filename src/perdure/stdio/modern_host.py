@@ -67,7 +67,7 @@ def unsupported(host_id: str, params: Mapping[str, Any], sentence: str) -> Messa
 
 
 @dataclass(kw_only=True, eq=False)
-class ModernRequest:
+class ModernHostRequest:
     """A request of the host that runs, or whose task waits for the host's answer."""
 
     request: Request
@@ -97,13 +97,13 @@ class ModernHost:
         self._output = output
         self._keys = keys
         self._calls = DurableCalls(link.route, link.start)
-        self.running: dict[str, ModernRequest] = {}
+        self.running: dict[str, ModernHostRequest] = {}
         """Requests of the host, by the id that the host gave, as JSON."""
-        self._asking: dict[str, ModernRequest] = {}
+        self._asking: dict[str, ModernHostRequest] = {}
         """Calls whose task waits for the host's answer, by its handle."""
 
     def begin(self, message: Request, host_id: str, text: str) -> None:
-        request = ModernRequest(request=message, text=text, host_id=host_id)
+        request = ModernHostRequest(request=message, text=text, host_id=host_id)
         self.running[host_id] = request
         self._link.start(self._follow, request)
 
@@ -128,7 +128,7 @@ class ModernHost:
             await anyio.sleep(BEAT_SECONDS)
             self._keys.beat()
 
-    async def _follow(self, request: ModernRequest) -> None:
+    async def _follow(self, request: ModernHostRequest) -> None:
         with request.scope:
             match request.request.method:
                 case "tools/call":
@@ -152,7 +152,7 @@ class ModernHost:
                 self._forget(request)
 
     async def _send(
-        self, request: ModernRequest, patience: Patience | None = None, *, with_own: bool = False
+        self, request: ModernHostRequest, patience: Patience | None = None, *, with_own: bool = False
     ) -> Message:
         """Return the answer to a request as the host sent it. `with_own`: it declares the bridge's own extensions
         too."""
@@ -162,7 +162,7 @@ class ModernHost:
 
     # Calls of tools
 
-    async def _call(self, request: ModernRequest) -> Message:
+    async def _call(self, request: ModernHostRequest) -> Message:
         state, meta = request.params.get("requestState"), dict(request.params["_meta"])
         if isinstance(state, str) and state.startswith(STATE):
             return await self._next_round(request, state.removeprefix(STATE))
@@ -182,13 +182,13 @@ class ModernHost:
             call.task = request.kept_key.task or None
         return await self._answer(request, call, drives=drives)
 
-    def _made(self, request: ModernRequest, meta: JsonObject) -> DurableCall:
+    def _made(self, request: ModernHostRequest, meta: JsonObject) -> DurableCall:
         params = {**request.params, "_meta": meta}
         call = DurableCall(id=request.host_id, params=params, headers=headers_of("tools/call", params))
         request.call = call
         return call
 
-    async def _next_round(self, request: ModernRequest, task: str) -> Message:
+    async def _next_round(self, request: ModernHostRequest, task: str) -> Message:
         """Pass on the host's answers to a task's questions."""
         earlier = self._asking.pop(task, None)
         request.kept_key = self._keys.resume(task) if earlier is None else earlier.kept_key
@@ -201,7 +201,7 @@ class ModernHost:
             await self._calls.update_task(call, task, answers)
         return await self._answer(request, call)
 
-    async def _answer(self, request: ModernRequest, call: DurableCall, *, drives: bool = True) -> Message:
+    async def _answer(self, request: ModernHostRequest, call: DurableCall, *, drives: bool = True) -> Message:
         def on_changed() -> None:
             if request.kept_key is not None and call.task:
                 self._keys.note_task(request.kept_key, call.task)
@@ -218,7 +218,7 @@ class ModernHost:
             self._forget(self._asking.pop(next(iter(self._asking))))
         return message_of(id=None, result={**found.result, "requestState": STATE + call.task})
 
-    async def _tell(self, request: ModernRequest, message: Message) -> None:
+    async def _tell(self, request: ModernHostRequest, message: Message) -> None:
         """Give the host a notification of its request. Servers send no requests in this revision."""
         if message.is_request or message.method is None:
             return
@@ -232,6 +232,6 @@ class ModernHost:
     async def _deliver(self, message: Message) -> None:
         await self._output.deliver(message.text)
 
-    def _forget(self, request: ModernRequest) -> None:
+    def _forget(self, request: ModernHostRequest) -> None:
         if request.kept_key is not None:
             self._keys.end(request.kept_key)
