@@ -61,6 +61,14 @@ async def _running(
             await web.aclose()
 
 
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def runs(folder: Path) -> list[str]:
     return sorted(lines(folder / "runs"))
 
@@ -288,7 +296,7 @@ async def test_no_process_is_left(tmp_path: Path) -> None:
             await asyncio.gather(*map(live, few))
         below = psutil.Process(process.pid).children(recursive=True)
         assert len(below) > SESSIONS // 3  # of the sessions that go on
-        assert sum("reaper.py" in " ".join(one.cmdline()) for one in below) == 1
+        assert sum("reaper.py" in command_of(one) for one in below) == 1
         await web.aclose()
         assert await process.stop() == 0
         groups = list(map(int, lines(tmp_path / "starts")))
