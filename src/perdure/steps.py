@@ -307,7 +307,7 @@ async def _called(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def _is_async(fn: object) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def _check_functions(fn: object, check: object, *, again: bool) -> None:

@@ -66,6 +66,11 @@ class Ratio(BaseModel):
     of: float
 
 
+class Sender(BaseModel):
+    async def __call__(self) -> str:
+        return f"by {type(self).__name__}"
+
+
 class NoStock(Exception):
     """It cannot be made again of its arguments."""
 
@@ -161,6 +166,14 @@ async def test_values_are_the_same_in_both_runs(tmp_path: Path) -> None:
     assert len(first[4][1]) == MOST_VALUE - 2
     assert math.isnan(first[5][1][0].of)
     assert first[6] == (datetime.date, hidden_argument())  # only what it returns matters
+
+
+async def test_a_class_makes_an_object_also_if_calling_that_is_async(tmp_path: Path) -> None:
+    async def body() -> list[Any]:
+        made = await perdure.step("make", Sender)
+        return [type(made), await perdure.step("send", made)]
+
+    assert await in_each_run(body, tmp_path / "log.db") == [[Sender, "by Sender"]] * 2
 
 
 def tool_error() -> str:
