@@ -268,12 +268,7 @@ class SessionEra:
             self.start(self._link.listen_again)
             return answer
 
-        return Exchange(
-            run=answer,
-            forget=partial(self._memory.end, wire_id),
-            cancel=cancel,
-            scope=call.scope,
-        )
+        return Exchange(run=answer, forget=partial(self._memory.end, wire_id), cancel=cancel)
 
     async def _tool_page(self, cursor: str | None) -> Mapping[str, Any]:
         params = types.PaginatedRequestParams(cursor=cursor)

@@ -266,6 +266,8 @@ class _WebRequest:
     token: object
     """The progress token that the receiver knows; None if it gave none."""
     call: Call = field(init=False)
+    task: asyncio.Task[object] | None = None
+    """Brings the answer."""
     position: _PositionReport = field(init=False)
     asks: set[int] = field(default_factory=set)
     """The open ones."""
@@ -307,7 +309,7 @@ class WebLane:
         """The ids of the asks of the standalone stream, as JSON, the newest at the end."""
         self._position: str | None = None
         """Of the standalone stream."""
-        self._before: anyio.Event | None = None
+        self._before: asyncio.Event | None = None
         """Set when the upstream has taken the last notification."""
         self._bringing: Handshake | None = None
         """The session that the receiver brings up."""
@@ -512,13 +514,13 @@ class WebLane:
         self._running[running.key] = running
         self._link.start(self._bring_answer, running, self._before)
 
-    async def _bring_answer(self, running: _WebRequest, before: anyio.Event | None) -> None:
-        with running.call.scope:
-            if before is not None:
-                await before.wait()
-            found = await outcome_of(running.call)
-            if not running.is_over:
-                self._report(running, found)
+    async def _bring_answer(self, running: _WebRequest, before: asyncio.Event | None) -> None:
+        running.task = asyncio.current_task()
+        if before is not None:
+            await before.wait()
+        found = await outcome_of(running.call)
+        if not running.is_over:
+            self._report(running, found)
 
     def _report(self, running: _WebRequest, found: Message | Ended) -> None:
         self._forget(running)
@@ -553,20 +555,21 @@ class WebLane:
                 await call.departed.wait()
             body = _encoded("notifications/cancelled", params)
             await self._sender.send(body, may_renew=False, handshake=call.handshake)
-        call.scope.cancel()
+        if running.task is not None:
+            running.task.cancel()
 
     # Notifications and replies
 
     def notify(self, method: str, params: JsonObject | None) -> None:
-        before, self._before = self._before, anyio.Event()
+        before, self._before = self._before, asyncio.Event()
         self._link.start(self._notify, method, params, before, self._before, self._bringing)
 
     async def _notify(
         self,
         method: str,
         params: JsonObject | None,
-        before: anyio.Event | None,
-        departed: anyio.Event,
+        before: asyncio.Event | None,
+        departed: asyncio.Event,
         bringing: Handshake | None,
     ) -> None:
         attempts = self._sender.attempts()

@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
-
 from perdure._core import splice
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, SESSIONLESS, Attempt, Failure, Meaning, Purpose, is_read, of_failure
@@ -151,8 +149,7 @@ class Call:
         arrived, gets another one."""
         self.is_repeatable = request.method in (SESSIONLESS if link is None else REPEATABLE)
         self.is_begun = False
-        self.scope = anyio.CancelScope()
-        self.departed = anyio.Event()
+        self.departed = asyncio.Event()
         """Set when the next message may follow, where messages leave one after the other."""
         self._route = route
         self._request = request
@@ -377,7 +374,7 @@ class Sender:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._underway: list[anyio.Event] = []
+        self._underway: list[asyncio.Event] = []
 
     async def idle(self) -> None:
         """Wait until nothing is on its way. A message that waits for a server that is away does not count."""
@@ -393,7 +390,7 @@ class Sender:
         body: bytes,
         *,
         is_reply: bool = False,
-        departed: anyio.Event | None = None,
+        departed: asyncio.Event | None = None,
         attempts: Stream | None = None,
         may_renew: bool = True,
         handshake: Handshake | None = None,
@@ -404,14 +401,14 @@ class Sender:
         next request to find: the second half of a handshake does not begin another one. `handshake`: the session that
         it belongs to, in place of the one that requests go to.
         """
-        route, departed, attempts = self._link.route, departed or anyio.Event(), attempts or self.attempts()
+        route, departed, attempts = self._link.route, departed or asyncio.Event(), attempts or self.attempts()
         purpose = Purpose.REPLY if is_reply else Purpose.NOTIFICATION
         try:
             while True:
                 used = handshake or self._link.handshake
                 attempt = Attempt(purpose=purpose, may_renew=may_renew and bool(used and used.session))
                 timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
-                self._underway.append(over := anyio.Event())
+                self._underway.append(over := asyncio.Event())
                 try:
                     found = await attempts.attempt(route.endpoint.post(body, used), attempt, None)
                 finally:

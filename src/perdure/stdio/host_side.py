@@ -11,6 +11,7 @@ a server that has declared `logging` may send log messages, and most do not. For
 host, and keeps the level that the host sets.
 """
 
+import asyncio
 import json
 import logging
 import re
@@ -53,7 +54,7 @@ LARGE = 1 << 20
 
 SET_LEVEL = "logging/setLevel"
 
-Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
+Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class SendQueue:
@@ -61,8 +62,8 @@ class SendQueue:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._urgent: set[anyio.Event] = set()
-        self._put, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
+        self._urgent: set[asyncio.Event] = set()
+        self._put, self._waiting = anyio.create_memory_object_stream[tuple[asyncio.Event, Job]](MAX_WAITING)
 
     async def run(self) -> None:
         with self._put, self._waiting:
@@ -71,28 +72,28 @@ class SendQueue:
                     self._link.start(self._do, job, departed)
                     await departed.wait()
 
-    async def _do(self, job: Job, departed: anyio.Event) -> None:
+    async def _do(self, job: Job, departed: asyncio.Event) -> None:
         try:
             await job(departed)
         finally:
             departed.set()
 
-    async def add(self, job: Job, departed: anyio.Event | None = None, *, weight: int = 0) -> None:
+    async def add(self, job: Job, departed: asyncio.Event | None = None, *, weight: int = 0) -> None:
         """Add a job, after a place in the queue is free."""
-        departed = departed or anyio.Event()
+        departed = departed or asyncio.Event()
         await self._put.send((departed, job))
         if weight > LARGE:
             await departed.wait()
 
     def start_now(self, job: Job) -> None:
         """Start a job that does not wait for those in front of it: they may be waiting for it."""
-        departed = anyio.Event()
+        departed = asyncio.Event()
         self._urgent = {earlier for earlier in self._urgent if not earlier.is_set()} | {departed}
         self._link.start(self._do, job, departed)
 
     async def flush(self) -> None:
         """Wait until everything has departed."""
-        last = anyio.Event()
+        last = asyncio.Event()
         await self.add(lambda _: anyio.lowlevel.checkpoint(), last)
         for departed in (last, *self._urgent):
             await departed.wait()
@@ -105,6 +106,7 @@ class _SessionRequest:
     call: Call
     running: RunningCall
     sticky: str  #: the request as it is repeated in a new session; "" where its method is not sticky
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 @dataclass(eq=False)
@@ -122,7 +124,7 @@ class HostSide:
     modern: ModernHost
     """Takes requests of the revision without sessions."""
     _requests: dict[str, _SessionRequest] = field(default_factory=dict)  #: running calls, by the host's id as JSON
-    _earlier: set[Call] = field(default_factory=set)  #: calls of an earlier process that run
+    _earlier: set[anyio.CancelScope] = field(default_factory=set)  #: of calls of an earlier process that run
     _tokens: dict[str, str] = field(default_factory=dict)  #: the tokens of the host, as JSON, by those on the wire
     _asks: dict[str, None] = field(default_factory=dict)  #: the ids of asks that wait for the host, as JSON
     _has_begun: bool = False  #: the host has sent `initialize`, and it has not failed
@@ -165,9 +167,9 @@ class HostSide:
     def stop(self) -> None:
         """Stop to follow calls that were sent: the host does not read any more."""
         self.modern.stop()
-        own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
-        for call in (*own, *self._earlier):
-            call.scope.cancel()
+        own = [request.scope for request in self._requests.values() if request.call.departed.is_set()]
+        for scope in (*own, *self._earlier):
+            scope.cancel()
 
     # What the server says
 
@@ -209,7 +211,7 @@ class HostSide:
         if message.method == "initialize" and not is_modern:
             self._has_begun = True
 
-            async def initialize(_: anyio.Event) -> None:
+            async def initialize(_: asyncio.Event) -> None:
                 """Nothing else leaves before the handshake is answered: there is no session to send it in."""
                 answer = await self.initialize(host_id, text, message.params or {})
                 self._has_begun = self._link.handshake is not None
@@ -266,7 +268,7 @@ class HostSide:
         call = request.call
         if not call.is_repeatable:
             self._positions.add_call(call.first_id, request.running)
-        with call.scope:
+        with request.scope:
             if request.running.method == SET_LEVEL and bridge_logs(self._link.handshake):
                 answer = answer_set_level(request.running.id, request.sticky)
             else:
@@ -285,9 +287,9 @@ class HostSide:
     async def read_to_end(self, wire_id: str, running: RunningCall) -> None:
         """Go on with a call of an earlier process, and report its end to the host."""
         call = self._call(wire_id, running, None)
-        self._earlier.add(call)
+        self._earlier.add(scope := anyio.CancelScope())
         try:
-            with call.scope:
+            with scope:
                 if running.position is None:
                     answer = call.unknown("the bridge ended before the server had answered")
                 else:
@@ -298,7 +300,7 @@ class HostSide:
                     await self.output.deliver(report_of(running, answer))
                 self._positions.end_call(wire_id)
         finally:
-            self._earlier.discard(call)
+            self._earlier.discard(scope)
 
     # Notifications and replies
 
@@ -309,7 +311,7 @@ class HostSide:
         if request is None:
             self.modern.cancel(host_id)
             return
-        request.call.scope.cancel()
+        request.scope.cancel()
         self._free(request)
         self._positions.end_call(request.call.first_id)
         if request.call.is_begun:
@@ -322,7 +324,7 @@ class HostSide:
         """Return the job that sends a message. Its patience begins now, however long it waits in the queue."""
         attempts = self.sender.attempts()
 
-        async def send(departed: anyio.Event) -> None:
+        async def send(departed: asyncio.Event) -> None:
             await self.sender.send(text.encode(), is_reply=is_reply, departed=departed, attempts=attempts)
 
         return send
