@@ -59,8 +59,6 @@ class EventStream:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     streams: bool = True
     """The response may become an event stream."""
-    timeout: float | None = None
-    """Seconds that one write may take; readers have a watch of their own."""
     _task: asyncio.Task[object] | None = None
     has_begun: bool = False
     """The head is written: all that follows is a part of the event stream."""
@@ -72,13 +70,12 @@ class EventStream:
         """Write the head, if it is not written, and frames. A JSON response omits everything before the answer."""
         if not self.streams:
             return
-        async with asyncio.timeout(self.timeout):
-            if not self.has_begun:
-                self.has_begun = True
-                headers = [*_HEADERS, *self.headers]
-                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            # Also where it is empty: the server that runs us may hold the head until then.
-            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        if not self.has_begun:
+            self.has_begun = True
+            headers = [*_HEADERS, *self.headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        # Also where it is empty: the server that runs us may hold the head until then.
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def answer(self, payload: bytes, status: int | None = None) -> None:
         """Write a response as the last frame; or as JSON, if nothing came before it."""

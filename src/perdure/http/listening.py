@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from perdure._core import sse
 from perdure._core.durable_calls import TaskFacts
@@ -138,7 +138,12 @@ class _Listener:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until the server ends it, the token expires, or the client leaves."""
-        response = EventStream(receive, send, break_off=scope.get(BREAK_OFF), timeout=self._timeout)
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._timeout):
+                await send(message)
+
+        response = EventStream(receive, send_in_time, break_off=scope.get(BREAK_OFF))
         with ending_with_token(scope, self.end):
             await response.serve(asyncio.create_task(self._write(response), name="perdure-listener"), end=self.end)
 
