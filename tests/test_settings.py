@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
+from perdure._core.text import (
+    format_duration,
+    format_size,
+    parse_count,
+    parse_duration,
+    parse_size,
+    spoken_duration,
+)
 from perdure.errors import BadSetting, Misuse
 from perdure.settings import Settings, rule_of
 
@@ -178,3 +185,11 @@ def test_a_size_that_is_said_can_be_read_back(size: int) -> None:
 )
 def test_a_duration_is_said_in_the_largest_unit_that_fits(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(1.5, "1.5 s"), (45.0, "45 s"), (90.0, "90 s"), (300.0, "5 min"), (86_400.0, "24 h"), (604_800.0, "7 days")],
+)
+def test_a_sentence_says_a_duration_as_people_do(seconds: float, said: str) -> None:
+    assert spoken_duration(seconds) == said

@@ -102,7 +102,7 @@ async def test_a_client_under_a_rule_sees_two_tools_more_and_no_output_schema(sh
             lists.append(listed["result"]["tools"])
     mine, theirs = lists
     assert [tool["name"] for tool in mine[-2:]] == [WAIT, CANCEL]
-    assert "Waits up to 45s" in mine[-2]["description"]
+    assert "Waits up to 45 s" in mine[-2]["description"]
     assert any("outputSchema" in tool for tool in theirs)
     assert mine[:-2] == [{name: value for name, value in tool.items() if name != "outputSchema"} for tool in theirs]
 
@@ -214,7 +214,7 @@ async def test_an_id_whose_result_is_no_longer_kept_is_an_unknown_one(shop: Tool
     await early.store.sweep(Cutoffs(events=math.inf, answers=math.inf))
     told = [await answered(peer, WAIT, id=1, call=call) for call in (call_in(first), "nothing")]
     assert told[0] == told[1]
-    assert text_of(told[0]).startswith("There is no such call, or its result is no longer kept (1d). Check what")
+    assert text_of(told[0]).startswith("There is no such call, or its result is no longer kept (24 h). Check what")
 
 
 async def test_cancelling_a_wait_does_not_cancel_its_call(shop: ToolServer, early: Site) -> None:

@@ -93,7 +93,7 @@ async def test_only_a_client_under_a_rule_sees_the_two_tools_and_no_output_schem
         theirs = await listed(plain)
     assert others == [theirs] * 3
     assert [tool["name"] for tool in mine["tools"][-2:]] == [WAIT, CANCEL]
-    assert "Waits up to 45s" in mine["tools"][-2]["description"]
+    assert "Waits up to 45 s" in mine["tools"][-2]["description"]
     assert any("outputSchema" in tool for tool in theirs["tools"])
     shown = [{name: value for name, value in tool.items() if name != "outputSchema"} for tool in theirs["tools"]]
     assert mine["tools"][:-2] == shown

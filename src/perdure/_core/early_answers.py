@@ -15,7 +15,7 @@ from perdure._core.durable_calls import CallClient, client_of, progress_text, to
 from perdure._core.jsonrpc import JsonObject, meta_of
 from perdure._core.settling import as_progress
 from perdure._core.states import CallState
-from perdure._core.text import format_duration, parse_duration
+from perdure._core.text import parse_duration, spoken_duration
 
 CALL = "dev.perdure/call"
 """In `_meta`: the call that an early answer is about, or that a cancellation names."""
@@ -137,7 +137,7 @@ def _own(names: OwnTools, seconds: float) -> list[JsonObject]:
         {
             "name": names.wait,
             "description": "Get the result of an earlier call to a tool of this server that was answered"
-            f' "still running". Waits up to {format_duration(seconds)}. Returns that tool\'s result, or says that it'
+            f' "still running". Waits up to {spoken_duration(seconds)}. Returns that tool\'s result, or says that it'
             " still runs: then call this again. If a call to this server failed because the connection broke, call this"
             " without `call` to see what became of it.",
             "inputSchema": {"type": "object", "properties": call},
@@ -166,7 +166,7 @@ def still_running(
 ) -> JsonObject:
     """The result in place of a call's own, while the call continues. `asks`: it waits for an answer, which only its own
     client can give. `is_elsewhere`: another client reads this."""
-    name, wait = _quoted(tool), format_duration(seconds)
+    name, wait = _quoted(tool), spoken_duration(seconds)
     said = _said(progress) if progress is not None else ""
     last = f" Last progress: {said}." if said else ""
     if asks:
@@ -214,7 +214,7 @@ def unknown_call(kept: float) -> JsonObject:
     """For an id that was never issued, another caller's call, and a call whose time has passed. `kept`: seconds
     for which results are kept."""
     return failure(
-        f"There is no such call, or its result is no longer kept ({format_duration(kept)}). Check what happened before"
+        f"There is no such call, or its result is no longer kept ({spoken_duration(kept)}). Check what happened before"
         " you call the tool again."
     )
 

@@ -56,6 +56,14 @@ def format_duration(seconds: float) -> str:
     return f"{value:f}s"
 
 
+def spoken_duration(seconds: float) -> str:
+    """A duration in a sentence, which nothing reads back: `45 s`, `5 min`, `24 h`, `7 days`."""
+    for unit, worth, least in (("days", 86_400, 2), ("h", 3_600, 1), ("min", 60, 1)):
+        if seconds >= least * worth and seconds % worth == 0:
+            return f"{seconds / worth:.0f} {unit}"
+    return f"{seconds:g} s"
+
+
 def format_size(size: int) -> str:
     for unit, worth in _BYTES.items():
         if size >= worth and size % worth == 0:
