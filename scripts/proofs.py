@@ -15,8 +15,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 _ROW = r"\b([A-Z]\d{1,2})\b"
-#: As many tests as one cell shows; there may be more.
-_SHOWN = 3
 
 #: Tests that prove a row of the checklist without citing its number.
 ALSO = {
@@ -62,17 +60,17 @@ def checklist(body: str) -> str:
 def promises(body: str) -> str:
     # The store has promises of its own, with other numbers.
     tests = [test for test in _tests() if "store" not in test.source.relative_to(ROOT).parts]
-    return _with_proofs(body, _cited(r"\bpromises? (\d)\b", tests))
+    return _with_proofs(body, _cited(r"\bpromises? (\d)\b", tests), shown=2)
 
 
-def _with_proofs(body: str, cited: Mapping[str, list[Test]]) -> str:
-    """The rows as they are, with the last cell made anew from the tests that cite the row's number."""
+def _with_proofs(body: str, cited: Mapping[str, list[Test]], *, shown: int = 3) -> str:
+    """The rows as they are, with the last cell made anew from the first tests that cite the row's number."""
 
     def row(match: re.Match[str]) -> str:
         # Single tests say more than files.
         tests = sorted(cited.get(match[2], []), key=lambda test: not test.name)
         links = list(dict.fromkeys(test.link for test in tests))
-        return f"{match[1]}{'; '.join(links[:_SHOWN]) or 'no test of its own'} |"
+        return f"{match[1]}{'; '.join(links[:shown]) or 'no test of its own'} |"
 
     return re.sub(r"^(\| ([A-Z]?\d+) \|.*\| )[^|\n]*\|$", row, body, flags=re.MULTILINE)
 

@@ -122,7 +122,7 @@ class Settings:
     )
     heartbeat: float = _connection(
         15.0,
-        "how often a client that gave a progress token is sent progress while its call says nothing, so that it does"
+        "how often a silent call sends progress to a client that gave a progress token, so that the client does"
         " not give up; 0: never",
         low=0,
     )
@@ -134,7 +134,7 @@ class Settings:
     )
     task_drain: float = _connection(
         0.0,
-        "how long tasks, calls with a key, and calls behind an early answer may take to finish when the server stops,"
+        "how long tasks, calls with a key, and calls after an early answer may take to finish when the server stops,"
         " if that is longer than `drain_timeout`",
         low=0,
     )
@@ -159,20 +159,20 @@ class Settings:
     tasks: tuple[str, ...] = _connection(
         (),
         "which tools run as tasks, `NAME=required|optional|never`, `*` for all that are not named; without it, as the"
-        " tool says of itself, else optional; in sessions of 2025-11-25 else never",
+        " tool declares, else optional; in sessions of 2025-11-25 else never",
     )
     answer_within: tuple[str, ...] = _connection(
         (),
-        "after which time a client without tasks is answered that its call still runs, `CLIENT=TIME`, `*` for all that"
-        " are not named, 1s to 1h; it gets the result by a tool of Perdure's own",
+        "after which time a client without tasks gets the answer that its call still runs, `CLIENT=TIME`, `*` for all"
+        " that are not named, 1s to 1h; it gets the result by a tool of Perdure",
     )
     task_after: float = _connection(
         10.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
     )
     task_hold: float = _connection(
         2.0,
-        "how long `tasks/get` waits for a change before it answers, for clients that declare `dev.perdure/calls` and"
-        " ask again if it breaks, as Perdure's do",
+        "how long `tasks/get` waits for a change before it answers, for clients that declare `dev.perdure/calls`, as"
+        " Perdure's do, and so ask again if it breaks",
         low=0,
         high=60.0,
     )
@@ -204,9 +204,8 @@ class Settings:
     )
     max_share: int = _limit(
         25,
-        "the part, in percent, of `max_readers`, `max_sessionless`, `max_listeners`, `max_work` and the resources that"
-        " listeners name, which one principal, or one address without a principal, may take; 429 beyond. 100 lets one"
-        " take all",
+        "percent of `max_readers`, `max_sessionless`, `max_listeners`, `max_work` and the resources that listeners name,"
+        " which one principal, or one address without a principal, may take; 429 beyond",
         high=100,
     )
     max_principal_calls: int = _limit(
@@ -220,13 +219,13 @@ class Settings:
     max_tasks: int = _limit(
         10_000,
         "tasks, and calls with a key, kept at once in all processes, nearly; beyond, one of the caller's own that has"
-        " ended goes, and 503 if it has none",
+        " ended is deleted; 503 if it has none",
     )
     max_principal_tasks: int = _limit(
         1_000,
         "tasks, and calls with a key, kept at once for one principal, or for one address without a principal; beyond,"
-        " the answer of one that has ended goes, and 429 if all of them run. Kept nearly: each process may go beyond it"
-        " by a hundredth",
+        " the answer of one that has ended is deleted; 429 if all of them run. Each process may exceed the limit by a"
+        " hundredth",
     )
     max_listeners: int = _limit(10_000, "subscriptions of 2026-07-28 open at once in one process; 503 beyond")
     max_work: int = _size(
@@ -248,7 +247,7 @@ class Settings:
         high=3_600.0,
     )
     on_store_failure: OnStoreFailure = _failure(  # noqa: RUF009
-        OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
+        OnStoreFailure, "`hold` continues from memory, `refuse` answers 503"
     )
     max_held_events: int = _failure(10_000, "events held in memory while the store fails; calls wait beyond")
 

@@ -142,7 +142,7 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
     save(tmp_path, BAKERY)
     async with developing(tmp_path) as served, Client(served.url, mode="legacy") as client:
         save(tmp_path, BROKEN)
-        await saw(served, "the old code goes on serving")
+        await saw(served, "the old code continues to serve")
         line = BROKEN.count("\n")
         *frames, told = served.output[-5:]
         assert frames == [
@@ -151,11 +151,11 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
             "           ^",
             "SyntaxError: '(' was never closed",
         ]
-        kept = "the old code goes on serving: bakery.py cannot be imported: SyntaxError: '(' was never closed"
+        kept = "the old code continues to serve: bakery.py cannot be imported: SyntaxError: '(' was never closed"
         assert f"{kept} (bakery.py:{line})" in told
         assert await taste(client) == "of the first recipe"
         save(tmp_path, "import no_such_flour\n")
-        await saw(served, "the old code goes on serving", 2)
+        await saw(served, "the old code continues to serve", 2)
         assert "No module named 'no_such_flour' (bakery.py:1)" in served.output[-1]
         save(tmp_path, "import pathlib, time\npathlib.Path('hangs').touch()\ntime.sleep(3600)\n")
         await until((tmp_path / "hangs").exists)
@@ -196,7 +196,7 @@ async def test_a_worker_that_dies_while_the_code_is_broken_is_started_when_it_is
     async with developing(tmp_path) as served:
         async with Client(served.url, mode="legacy") as client:
             save(tmp_path, BROKEN)
-            await saw(served, "the old code goes on serving")
+            await saw(served, "the old code continues to serve")
             workers = [child for child in psutil.Process(served.pid).children() if child.name() != "template"]
             workers[0].kill()
             await saw(served, "the next change of the code is waited for")

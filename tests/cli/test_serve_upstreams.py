@@ -142,7 +142,7 @@ def test_the_command_line_wins_over_variables_and_they_over_the_configuration() 
 # Refusals: one line, status 2, no secret
 
 
-TOGETHER = "cannot be given together: each says what is served"
+TOGETHER = "cannot be given together: each names what to serve"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 
 HELD_ELSEWHERE = {
     "code": -31005,
-    "message": "Another process of this server holds events that the log cannot take at the moment",
+    "message": "Another process of this server holds events that are not in the log yet; try again",
 }
 
 
@@ -273,7 +273,7 @@ async def test_what_is_said_to_another_process_is_refused_when_no_more_can_be_he
         answer = {"action": "accept", "content": {"answer": "this one"}}
         refused = await twin.answer(ask, answer)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["error"]["message"] == "The log cannot be used at the moment"
+        assert refused.json()["error"]["message"] == "The log of this server fails at the moment; try again"
         full.works()
         assert progress_of(await flooding.rest()) == list(range(11, 31))
         await recovered(b)

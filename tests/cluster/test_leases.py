@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 LEASE = 2.0
 #: The errors of an outage that is longer than a lease, and of a node that was buried in one.
 EXPECTED = "lease has lapsed|took this node for dead|store fails|buried|steps are lost"
-ANSWERS_NOT = {"code": -31005, "message": "This server has had no answer from its log for too long, and waits for one"}
+ANSWERS_NOT = {"code": -31005, "message": "The log of this server has not answered for too long; try again"}
 
 
 class Shared(MemoryStore):
@@ -141,7 +141,7 @@ async def test_an_outage_beyond_the_lease_freezes_every_node_and_loses_nothing(
     assert await _finals(town) == {"counted to 4": 2, "looked up 1": 2}
     assert [node.site.app.counters.nodes_settled for node in nodes] == [0, 0]
     said = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "store.recovered"]
-    assert said == ["the store is back; everything held is written"] * 2
+    assert said == ["the store is back; all held steps are written"] * 2
     await until(lambda: _actions(caplog).count("node.resumed") == 2)
     assert [_actions(caplog).count(action) for action in ("node.lapsed", "node.buried")] == [2, 0]
 
@@ -233,7 +233,7 @@ async def test_a_node_that_was_cut_off_and_buried_ends_and_its_calls_go_on_elsew
     assert [event.final for event in events] == [False, False, True]
     assert (await peer.send({"jsonrpc": "2.0", "id": 1, "method": "ping"})).status_code == 503
     assert [_actions(caplog).count(action) for action in ("node.buried", "node.resumed")] == [1, 0]
-    assert not any("everything held is written" in record.getMessage() for record in caplog.records)
+    assert not any("all held steps are written" in record.getMessage() for record in caplog.records)
 
 
 async def test_what_a_buried_node_held_is_told_as_lost(town: ProxiedNodes, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """A failing store does not stop live traffic (promise 7, S7).
 
 The same story for every way in which a store can fail: events and answers go on live from memory, `/healthz` says so,
-the log says so once, and when the store is back everything held is written, in order and once.
+the log says so once, and when the store is back all held steps are written, in order and once.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ async def test_beyond_the_bound_calls_wait_and_new_requests_are_refused(tmp_path
             refused = await peer.call("count", n=1, id="refused")
             assert (refused.status, refused.header("retry-after")) == (503, "1")
             assert refused.json["id"] == "refused"
-            assert refused.error == {"code": -31005, "message": "The log cannot be used at the moment"}
+            assert refused.error == {"code": -31005, "message": "The log of this server fails at the moment; try again"}
             assert (await served.initialize()).status == 503
             health = await served.ask("GET", path="/healthz")
             assert (health.status, health.json) == (503, {"status": "degraded"})
@@ -322,7 +322,7 @@ async def test_a_resume_that_cannot_be_read_is_refused_for_the_moment(fault: Fau
             async with await peer.resume(position) as refused:
                 answer = await refused.answer()
             assert (answer.status, answer.header("retry-after")) == (503, "1")
-            assert answer.error == {"code": -31005, "message": "The log cannot be used at the moment"}
+            assert answer.error == {"code": -31005, "message": "The log of this server fails at the moment; try again"}
         assert await served.health() == "ok"
         store.works()
         async with await peer.resume(over.events[0].id) as again:

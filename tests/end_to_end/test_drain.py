@@ -285,7 +285,7 @@ async def test_a_process_without_a_terminal_goes_on_after_a_hangup_and_says_what
         await until(lambda: len(served.output) == 2)
         assert (await session.call("until_there", name=".")).status == 200
         assert await served.stop() == 0
-    sentence = "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process"
+    sentence = "SIGHUP loads no new code without --workers: restart this process"
     assert log_lines(served.output) == [Line("WARNING", "serve.hangup", sentence)]
 
 

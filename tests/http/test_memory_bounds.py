@@ -123,7 +123,7 @@ async def test_notifications_of_a_session_that_are_being_handled(monkeypatch: py
         peer, other = await served.session(), await served.session()
         for _ in range(3):
             assert (await peer.ask("POST", _notification())).status == 202
-        words = "3 notifications of this session run, its limit"
+        words = "This session has 3 running notifications, its limit"
         refused(await peer.ask("POST", _notification()), 429, LIMIT, words)
         assert (await other.ask("POST", _notification())).status == 202
         assert (await peer.ask("POST", message("ping", id=1))).status == 200
@@ -152,7 +152,7 @@ async def test_the_bytes_of_all_messages_that_are_being_handled() -> None:
         peers = [await served.session() for _ in range(3)]
         for peer in peers[:2]:
             assert (await peer.ask("POST", _notification(200_000))).status == 202
-        words = f"in work here take {2 * size} bytes, the limit (max_work)"
+        words = f"that this server handles take {2 * size} bytes, its limit (max_work)"
         refused(await peers[2].ask("POST", _notification(200_000)), 503, LIMIT, words)
         await peers[0].delete()  # what it had running goes with it
         assert (await peers[2].ask("POST", _notification(200_000))).status == 202
@@ -253,7 +253,9 @@ async def test_requests_without_a_session() -> None:
     async with live(max_sessionless=1) as served:
         running = await _running(served, "sessionless")
         refusal = await _answer(served)
-        refused(refusal, 503, LIMIT, "1 requests without a session run here, the limit (max_sessionless)")
+        refused(
+            refusal, 503, LIMIT, "This server has 1 running requests without a session, its limit (max_sessionless)"
+        )
         assert (await (await served.session()).call("count", n=1)).status == 200
         open_gate("sessionless")
         assert (await running.answer()).status == 200
@@ -283,7 +285,7 @@ async def test_bodies_and_work_without_a_session_are_bounded_as_others_are() -> 
         assert (await _answer(served, x="x" * 300_000)).status == 413
         running = await _running(served, "heavy sessionless", x="x" * 150_000)
         refusal = await _answer(served, x="x" * 150_000)
-        refused(refusal, 503, LIMIT, "bytes, the limit (max_work)")
+        refused(refusal, 503, LIMIT, "bytes, its limit (max_work)")
         open_gate("heavy sessionless")
         assert (await running.answer()).status == 200
         await running.aclose()

@@ -194,7 +194,7 @@ async def test_a_replaced_store_restarts_its_upstream_alone(tmp_path: Path) -> N
     made: list[str] = []
     store = own_store(f"sqlite:{tmp_path}/perdure.db", "bread")
     upstreams = {"bread": counting(made, named("bread", store=store)), "cake": named("cake")}
-    async with serving(upstreams, complaint="nothing can be served any more|steps are lost") as served:
+    async with serving(upstreams, complaint="this process can serve nothing more|steps are lost") as served:
         peer = await served.web("/mcp/cake").join()
         await served.web("/mcp/bread").join()
         for ending in ("", "-wal", "-shm"):

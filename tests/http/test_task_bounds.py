@@ -404,7 +404,7 @@ async def test_polls_that_are_held_and_requests_that_join_a_call_count_as_reques
                 return (await plain.rpc("tools/list", {})).status == 503
 
             await until(is_full)
-            words = "5 requests without a session run here, the limit (max_sessionless)"
+            words = "This server has 5 running requests without a session, its limit (max_sessionless)"
             refused(await tasks.rpc("tasks/get", {"taskId": task}), 503, LIMIT, words)
             open_gate(gate)
             answers = [result_of(await exchange.answer()) for exchange in waiting]

@@ -351,7 +351,7 @@ async def test_a_frozen_node_writes_and_shows_nothing_and_keeps_everything(caplo
     await until(lambda: not journal.is_degraded)
     assert await store.numbers() == [1, 2]
     assert seen == ["written", "written"]
-    assert recoveries(caplog) == ["the store is back; everything held is written"]
+    assert recoveries(caplog) == ["the store is back; all held steps are written"]
     assert not journal.refuses
     await journal.aclose()
 
@@ -433,5 +433,5 @@ async def test_what_the_store_refuses_in_the_end_is_not_told_as_written(caplog: 
     store.writes = Fault.NONE
     assert await store.claim(StreamId("b"), node=NodeId("other"), held=fence) is not None
     await until(lambda: not journal.is_degraded)
-    assert recoveries(caplog) == ["the store is back; what was held is written, but for 1 steps that it refused"]
+    assert recoveries(caplog) == ["the store is back; the held steps are written, but for 1 that it refused"]
     await journal.aclose()

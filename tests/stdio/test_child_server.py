@@ -241,7 +241,7 @@ async def test_a_log_that_is_taken_away_ends_the_bridge(folder: Path) -> None:
         shutil.rmtree(next(bench.host.tokens.glob("log-*")))
         bridge.begin_call("plain")
         assert await bridge.wait() == 143
-        assert any("nothing can be served any more" in line for line in bridge.told())
+        assert any("this process can serve nothing more" in line for line in bridge.told())
         assert await (await bench.session()).call("plain") == "done"
 
 
@@ -268,7 +268,7 @@ async def test_noise_and_a_slow_start(folder: Path) -> None:
         assert not greeting.done()
         (folder / "ready").touch()
         assert (await greeting)["serverInfo"]["name"] == "scripted"
-        await bridge.logged("scripted_stdio writes to stdout what is no message: Welcome!")
+        await bridge.logged("scripted_stdio writes something to stdout that is not a message: Welcome!")
         assert await bridge.call("plain", **do({"print": "nonsense"}, {"say": "fine"})) == "fine"
         await bridge.end()
 

@@ -24,7 +24,7 @@ from tests.support.servers.in_process import serve, under_uvicorn, until
 pytestmark = pytest.mark.anyio
 
 MODERN = "2026-07-28"
-JOINED = "a call of an earlier process goes on with the host's retry"
+JOINED = "the host's retry continues a call of an earlier process"
 
 
 def params(given: Message | None = None, *, token: Any = None, host: str = "host", **capabilities: Any) -> Message:

@@ -62,13 +62,15 @@ class Meaning(enum.Enum):
     """The next step of a client."""
 
     FOLLOW = "read the answer from this response's event stream"
-    ANSWER = "it is settled: the body is the answer, or what has no answer was taken"
-    AGAIN = "send the same once more after a pause: by POST what was not taken, by GET what has a position"
+    ANSWER = "finished: the body is the answer, or a message without an answer was accepted"
+    AGAIN = (
+        "send the same again after a pause: by POST a message that was not accepted, by GET a request with a position"
+    )
     RESTART = "start over after a pause: a request under a new id, a stream without its position"
     RENEW = "begin another session, then look up `Failure.SESSION_REPLACED`"
-    UNKNOWN = "tell the caller: interrupted, outcome unknown"
-    UNREACHABLE = "tell the caller: no server took it within the limits"
-    REFUSED = "tell the caller: it cannot work, and was not taken or did no harm"
+    UNKNOWN = "report to the caller: interrupted, outcome unknown"
+    UNREACHABLE = "report to the caller: no server accepted it within the limits"
+    REFUSED = "report to the caller: it cannot work, and was not accepted or did no harm"
 
 
 class Purpose(enum.Enum):

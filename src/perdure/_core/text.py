@@ -53,7 +53,7 @@ def format_duration(seconds: float) -> str:
     for unit, worth in _SECONDS.items():
         if value >= worth and value % worth == 0:
             return f"{value // worth:f}{unit}"
-    return f"{value:f}s"
+    return f"{value.normalize():f}s"
 
 
 def spoken_duration(seconds: float) -> str:

@@ -246,7 +246,7 @@ async def _cancel_call(store: Store, record: SessionRecord, living: Sequence[Nod
             return f"has ended: {rows[0].state.value if rows else CallState.CANCELLED.value}"
         await asyncio.sleep(CANCEL_POLL)
     raise Misuse(
-        f"{entry_kind(record).value} {record.id} still runs; node {to[:MIN_PREFIX]} has been told to cancel it"
+        f"{entry_kind(record).value} {record.id} still runs; node {to[:MIN_PREFIX]} has a message to cancel it"
     )
 
 

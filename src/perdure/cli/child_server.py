@@ -91,7 +91,7 @@ class ChildServer:
             try:
                 await watch_code(code, on_change, option="--watch")
             except Misuse as refused:
-                log_event(logging.ERROR, "code.unwatched", f"new code is not noticed any more: {refused}")
+                log_event(logging.ERROR, "code.unwatched", f"changes of the code are no longer noticed: {refused}")
 
         return [asyncio.create_task(watch(code)) for code in watched_paths(self.watched, but=but)]
 

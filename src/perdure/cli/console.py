@@ -51,7 +51,7 @@ def console(
     token_file: Path | None,
     opens: bool,
 ) -> None:
-    """Serve a page that shows the nodes, sessions and calls of a store as they are, and prints its address.
+    """Serve a page that shows the nodes, sessions and calls of a store, and print its address.
 
     It is a process of its own, beside the servers, and only reads: servers do not wait for it. The address has a token
     that lets one browser in; then the next address is printed. A browser that is in sees all messages of clients and

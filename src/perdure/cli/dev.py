@@ -34,7 +34,7 @@ _ABOUT = """\
 Serve TARGET as perdure serve does, and load its code again whenever it changes. Sessions and running calls go on.
 
 A running call finishes with the code that it began with; every later call gets the new code. Code that cannot be
-imported is shown with its traceback, and the old code goes on serving until the next change.
+imported is shown with its traceback, and the old code continues to serve until the next change.
 
 """
 

@@ -256,8 +256,8 @@ _UDS_HELP = "Unix socket to listen on, in place of --host and --port"
 _UDS_MODES = ("600", "660", "666")
 _UDS_MODE_HELP = "who may connect to it: its owner (600), its group as well (660), every user (666)"
 _PROXIES_HELP = (
-    "proxies that are believed which client they speak for, in X-Forwarded-For or Forwarded: addresses and networks,"
-    " separated by commas; * believes everyone"
+    "proxies whose X-Forwarded-For or Forwarded header names the client: addresses and networks, separated by commas;"
+    " * believes everyone"
 )
 _TOKENS_HELP = (
     "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token; it is read again at"

@@ -92,14 +92,14 @@ def migrate(address: str, prints: bool, grant: str | None) -> None:
     click.echo(asyncio.run(work()))
 
 
-@store.command(short_help="Check whether a store is fit for a server.")
+@store.command(short_help="Check whether a server can use a store.")
 @click.argument("address", **_ADDRESS)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def check(address: str, as_json: bool) -> int:
-    """Check whether a store is fit for a server of this release: its version, the rights of the role, whether
+    """Check whether a server of this release can use a store: its version, the rights of the role, whether
     notifications arrive, which nodes live. Nothing is changed.
 
-    The status is 0 if the store is fit, 1 if it is not, and 2 if it cannot be checked.
+    The status is 0 if it can, 1 if it cannot, and 2 if it cannot be checked.
     """
     return _check(address, as_json=as_json, with_contents=False)
 
@@ -132,7 +132,7 @@ def disown(address: str) -> None:
     """Let another server own a store: the next one that starts becomes its owner.
 
     A server that starts on another server's store is refused. Use this command if it is the same server under a new
-    name or in another file, or if it takes the other server's place. Running servers are not disturbed.
+    name or in another file, or if it takes the other server's place. Running servers continue.
     """
 
     async def work() -> Owner | None:

@@ -63,7 +63,10 @@ def upstream_options() -> Iterator[ServeOption]:
         "--check", metavar="", says="start or reach each server, list its tools, and end", is_flag=True, shown="off"
     )
     yield option(
-        "--env", metavar="NAME[=VALUE]", says="variable for the program; of this environment without =", multiple=True
+        "--env",
+        metavar="NAME[=VALUE]",
+        says="variable for the program; NAME alone passes the one of this environment",
+        multiple=True,
     )
     yield option("--cwd", metavar="DIR", says="folder in which the program runs", type=file)
     yield option(
@@ -121,7 +124,7 @@ def find_servers(ctx: click.Context) -> Servers | None:
     chosen = [(kind, source) for kind, source in found.items() if source.rank == least]
     if len(chosen) > 1:
         first, second = (source.spelled for _, source in chosen[:2])
-        raise Misuse(f"{first} and {second} cannot be given together: each says what is served")
+        raise Misuse(f"{first} and {second} cannot be given together: each names what to serve")
     if not chosen:
         raise click.MissingParameter(ctx=ctx, param=params["target"])
     kind, source = chosen[0]

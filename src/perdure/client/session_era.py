@@ -92,7 +92,7 @@ class SessionEra:
             if self.handshake.session:
                 await self._link.route.endpoint.delete(self.handshake)
         except Exception as failure:  # any error: the client leaves
-            sentence = f"the server could not be told that the session has ended: {failure}"
+            sentence = f"the server was not notified that the session has ended: {failure}"
             log_event(logging.INFO, "client.not_deleted", sentence)
         self._memory.state.forget_session()
 

@@ -121,7 +121,7 @@ class Watcher:
             except (StoreUnavailable, StoreLost):
                 raise
             except Exception as failure:  # it must not stand in the way of other streams
-                sentence = f"what was forwarded could not be appended: {failure!r}"
+                sentence = f"forwarded messages could not be appended: {failure!r}"
                 log_event(logging.ERROR, "forward.failed", sentence, session=record.session, stream=record.id)
 
     async def _handle_mail(self) -> None:
@@ -234,7 +234,7 @@ class Node:
                     sentence = "this node's lease has lapsed: it shows and accepts nothing until the store answers"
                     log_event(logging.ERROR, "node.lapsed", sentence)
                 elif claim is not before:
-                    log_event(logging.WARNING, "node.resumed", "the store answers and knows this node: it goes on")
+                    log_event(logging.WARNING, "node.resumed", "the store answers and knows this node, which continues")
                 before = claim
                 if claim is ClaimState.HOLDING:
                     self._context.hub.resume_readers()  # that rest because it held no claim

@@ -301,7 +301,7 @@ class Settler:
             raise failures[0]
         read = await context.store.bury(dead, heir=context.node, beat=beat)
         if read is None:
-            sentence = f"node {dead[:8]} is back; it goes on with what was not taken from it"
+            sentence = f"node {dead[:8]} is back; it continues with the streams that were not claimed"
             log_event(logging.WARNING, "node.back", sentence, node=dead)
             return False
         for record in read:
@@ -313,7 +313,7 @@ class Settler:
             elif record.node:
                 self._context.put(*mail_to([record.node], mail.Reading(session=record.session, stream=record.id)))
         context.counters.nodes_settled += 1
-        log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
+        log_event(logging.INFO, "node.settled", f"everything that node {dead[:8]} left is settled", node=dead)
         return True
 
     async def go_round(self) -> None:
@@ -321,7 +321,7 @@ class Settler:
         calls that run here still belong to this node."""
         surviving = self._chores.surviving
         if self._in_progress:
-            with surviving("what was begun to be settled could not be finished"):
+            with surviving("streams that are half settled could not be finished"):
                 # The store failed after a claim: the streams are this node's, and their calls are not settled.
                 found = await streams_by_id(self._context.store, self._in_progress)
                 for stream_id, progress in list(self._in_progress.items()):
@@ -331,7 +331,7 @@ class Settler:
                     else:
                         with surviving(f"stream {stream_id} could not be settled", stream_id):
                             await self._settle(record, progress.by)
-        with surviving("what has waited for too long could not be answered"):
+        with surviving("calls that have waited for too long could not be answered"):
             await self.principal_calls.give_up()
         with surviving("clients could not be asked to come again"):
             self.principal_calls.send_back()
@@ -412,7 +412,7 @@ class Settler:
         """
         if by.origin is None or record.id not in self._in_progress:
             if record.node in await self._context.nodes.holders():
-                raise HeldElsewhere(f"node {record.node[:8]} holds what is not written yet")
+                raise HeldElsewhere(f"node {record.node[:8]} holds events that are not written yet")
             rows = await self._context.store.calls(record.session, stream=record.id)
             if record.id in self._in_progress or all(row.state is not CallState.WAITING for row in rows):
                 return False

@@ -250,7 +250,7 @@ class Children:
         self.noise += 1
         level = logging.WARNING if self.noise == 1 else logging.INFO
         shown = mask(line[:EDGE_BYTES].decode(errors="replace"))[:MAX_SHOWN]
-        sentence = f"{self.program.name} writes to stdout what is no message: {shown}"
+        sentence = f"{self.program.name} writes something to stdout that is not a message: {shown}"
         self.log.log_event(level, "upstream.noise", sentence, upstream=self.program.name)
 
     async def aclose(self) -> None:
@@ -274,7 +274,7 @@ class Children:
     def _start(self, program: ChildProgram | None = None, *, is_probe: bool = False) -> Child:
         program, settings, name = program or self.program, self.program.settings, self.program.name
         if self._is_closed:
-            raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and starts {name} no more.")
+            raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and does not start {name}.")
         if pause := self.pause:
             sentence = f"The server {name} ended soon after its start {self._backoff.deaths} times in a row."
             sentence += f" The last time, {self._last_end} It is started again in {pause:.1f} s."

@@ -188,7 +188,7 @@ class WebUpstream:
 
     async def _complain(self, error: Exception) -> None:
         level = logging.DEBUG if isinstance(error, StrayAnswer) else logging.WARNING
-        sentence = f"{shown(self.endpoint.url)} sent what is not a message for this lane: {error}"
+        sentence = f"{shown(self.endpoint.url)} sent something that is not a message for this lane: {error}"
         log_event(level, "gateway.misheard", self.mask(sentence))
 
     async def aclose(self) -> None:

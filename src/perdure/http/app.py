@@ -247,7 +247,7 @@ class App:
         if self._lost is not None:
             return
         self._lost = failure
-        log_event(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
+        log_event(logging.ERROR, "store.lost", f"this process can serve nothing more: {failure}", state=failure.state)
         if self._process is not None and isinstance(failure, StoreReplaced):
             self._process.context.journal.lose()
             self.end_idle_readers()  # running calls finish from memory, because no other process knows of them

@@ -61,7 +61,7 @@ class Refusal(enum.Enum):
     TOO_MANY_BODIES = (
         503,
         LIMIT_REACHED,
-        "Bodies that are not complete take {limit} bytes, the limit (an eighth of max_work)",
+        "Request bodies that are not complete take {limit} bytes, the limit (an eighth of max_work)",
     )
     MEDIA_TYPE = (415, INVALID_REQUEST, "Content-Type must be application/json, not {seen}")
     NOT_ACCEPTABLE = (406, INVALID_REQUEST, "Accept must allow {kinds}")
@@ -75,7 +75,11 @@ class Refusal(enum.Enum):
     BAD_MESSAGE = (400, INVALID_REQUEST, "{reason}")
     BATCH = (400, INVALID_REQUEST, "Batches belong to protocol version 2025-03-26; this session speaks {version}")
     INITIALIZE_IN_BATCH = (400, INVALID_REQUEST, "An initialize request must not be part of a batch")
-    DUPLICATE_ID = (400, INVALID_REQUEST, "Request id {seen} is still in use by a running request of this session")
+    DUPLICATE_ID = (
+        400,
+        INVALID_REQUEST,
+        "Request id {seen} belongs to a running request of this session; use another id",
+    )
     NO_SESSION_ID = (400, INVALID_REQUEST, "Mcp-Session-Id is missing; begin with an initialize request")
     SESSION_GONE = (404, SESSION_NOT_FOUND, "Session not found")
     NOTHING_MORE = (405, POSITION_LOST, "This stream is complete: nothing follows the given Last-Event-ID")
@@ -101,17 +105,21 @@ class Refusal(enum.Enum):
     TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} running requests, its limit (max_calls)")
     TOO_MANY_OWN_CALLS = (429, LIMIT_REACHED, "You have {limit} running requests, your limit (max_principal_calls)")
     OWN_SHARE = (429, LIMIT_REACHED, "You take {limit} of {what} here, the limit for one caller (max_share)")
-    TOO_MANY_NOTIFICATIONS = (429, LIMIT_REACHED, "{limit} notifications of this session run, its limit")
+    TOO_MANY_NOTIFICATIONS = (429, LIMIT_REACHED, "This session has {limit} running notifications, its limit")
     TOO_MUCH_OF_SESSION = (
         429,
         LIMIT_REACHED,
         "This session's messages take {limit} bytes, its limit (an eighth of max_work)",
     )
-    TOO_MUCH_WORK = (503, LIMIT_REACHED, "The messages in work here take {limit} bytes, the limit (max_work)")
+    TOO_MUCH_WORK = (
+        503,
+        LIMIT_REACHED,
+        "The messages that this server handles take {limit} bytes, its limit (max_work)",
+    )
     TOO_MANY_SESSIONLESS = (
         503,
         LIMIT_REACHED,
-        "{limit} requests without a session run here, the limit (max_sessionless)",
+        "This server has {limit} running requests without a session, its limit (max_sessionless)",
     )
     TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} running tasks, your limit (max_principal_tasks)")
     TOO_MANY_TASKS_IN_ALL = (
@@ -135,13 +143,17 @@ class Refusal(enum.Enum):
         "{where} must be a string of 1 to {limit} characters, none of them a control character, not {seen}",
     )
     KEY_IN_BATCH = (400, INVALID_PARAMS, "A request with {where} must be sent alone, and not in a batch")
-    KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
+    KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys; send one of them")
     KEY_OF_SESSION = (
         400,
         KEY_TAKEN,
         "The key belongs to a call of yours that was begun in a session: send the request in a session, any of yours",
     )
-    KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")
+    KEY_TAKEN = (
+        400,
+        KEY_TAKEN,
+        "The key belongs to another call of yours, with another tool or other arguments; use a new key",
+    )
     ANSWER_GIVEN_UP = (
         400,
         ANSWER_GIVEN_UP,
@@ -153,30 +165,34 @@ class Refusal(enum.Enum):
     BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")
     BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")
     TOO_MANY_RESPONSES = (400, INVALID_PARAMS, "inputResponses may hold {limit} answers, not {seen}; send more later")
-    NEEDS_TASKS = (400, MISSING_CAPABILITY, "This needs the client's capability {capability}")
+    NEEDS_TASKS = (400, MISSING_CAPABILITY, "This request needs a client that declares the capability {capability}")
     NAME_MISMATCH = (400, HEADER_MISMATCH, "{message}")
     TOO_MANY_LISTENERS = (503, LIMIT_REACHED, "This process has {limit} subscriptions, its limit (max_listeners)")
     TOO_MANY_RESOURCES = (
         503,
         LIMIT_REACHED,
-        "The subscriptions here name {limit} resources, the limit; name fewer, or try again later",
+        "The subscriptions of this server name {limit} resources, its limit; name fewer, or try again later",
     )
     BAD_FILTER = (400, INVALID_PARAMS, "The filter cannot be served: {reason}")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server has {limit} event streams, its limit (max_readers)")
-    STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be used at the moment")
-    FROZEN = (503, STORE_UNAVAILABLE, "This server has had no answer from its log for too long, and waits for one")
+    STORE_FAILS = (503, STORE_UNAVAILABLE, "The log of this server fails at the moment; try again")
+    FROZEN = (503, STORE_UNAVAILABLE, "The log of this server has not answered for too long; try again")
     HELD_ELSEWHERE = (
         503,
         STORE_UNAVAILABLE,
-        "Another process of this server holds events that the log cannot take at the moment",
+        "Another process of this server holds events that are not in the log yet; try again",
     )
     STORE_LOST = (
         503,
         STORE_UNAVAILABLE,
         "This server has lost its log: {state}; " + see("errors", "503-and-what-health-says"),
     )
-    REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
+    REISSUE_FAILED = (
+        500,
+        REISSUE_FAILED,
+        "The session is gone, and no new one could be started in its place; send initialize",
+    )
     UPSTREAM_UNAVAILABLE = (503, UPSTREAM_UNAVAILABLE, "The server {upstream} is not available: {why}")
     KEYS_UNAVAILABLE = (
         503,

@@ -5,7 +5,7 @@ steps of all sources, commits them as one group, and calls the sources back. Sma
 the store can do that without waiting. The others go through the store's own thread while the next group forms.
 
 When the store fails (`is_degraded`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
-learn that they are held, so live traffic goes on from memory; with `refuse` they learn nothing before the steps are
+learn that they are held, so live traffic continues from memory; with `refuse` they learn nothing before the steps are
 written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
 
 A store whose file was replaced (`is_lost`) never comes back. Calls that run finish from memory, also with `refuse`, and
@@ -341,7 +341,7 @@ class Journal:
         if not self.is_degraded and not self.is_lost:  # the node logs the loss
             self._refused = 0
             self.counters.outages += 1
-            what = "live traffic goes on from memory" if self._holding and self.may_show else "new requests are refused"
+            what = "calls continue from memory" if self._holding and self.may_show else "new requests are refused"
             log_event(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
         self.is_degraded = True
         self._note_lapse()
@@ -400,11 +400,11 @@ class Journal:
                     return
                 self.is_degraded = False
                 self._has_lapsed = False
-                what = f"what was held is written, but for {lost} steps that it refused"
+                what = f"the held steps are written, but for {lost} that it refused"
                 log_event(
                     logging.WARNING,
                     "store.recovered",
-                    f"the store is back; {what if lost else 'everything held is written'}",
+                    f"the store is back; {what if lost else 'all held steps are written'}",
                 )
 
 
@@ -451,7 +451,7 @@ class Backlog:
     __slots__ = ("_events", "_most_events", "_on_holding", "_room", "_shows", "bytes", "has_room", "parts")
 
     def __init__(self, most_events: int, on_holding: Callable[[bool], None]) -> None:
-        """`on_holding` is called before the first unwritten event is shown, and when everything held is written."""
+        """`on_holding` is called before the first unwritten event is shown, and when all held steps are written."""
         self.has_room = True
         self.parts: deque[Part] = deque()
         self._most_events = most_events

@@ -62,7 +62,7 @@ class OtherNodes:
         it may have been written meanwhile. Raises `HeldElsewhere`."""
         if (found := await read()) is None:
             if holders := await self.holders():
-                raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
+                raise HeldElsewhere(f"{len(holders)} other nodes hold events that are not written yet")
             found = await read()
         return found
 

@@ -659,7 +659,7 @@ class Stream:
         tail.reset(tail.durable)
         readers.delivered = min(readers.delivered, tail.durable)
         readers.end_beyond(tail.durable)
-        sentence = f"a stream is not written here any more: {reason}"
+        sentence = f"this node no longer writes a stream: {reason}"
         log_event(logging.WARNING, "stream.refused", sentence, session=self.session, stream=self.id)
         self._on_writer_lost(lost, shown=shown)
         self.moved()

@@ -415,7 +415,7 @@ class Endpoint:
             place = self._mask(place)
             reason, sentence = "moved", f"{where} sends us to {place}, which is not followed: use that address"
         elif status < 300:
-            seen = "what is not a response to the request" if response.media == "application/json" else response.media
+            seen = "JSON that is no response to the request" if response.media == "application/json" else response.media
             code = "" if status == 200 else f"HTTP {status} and "
             sentence = f"{where} is not an MCP server: it answers with {code}{seen or 'no content type'}"
             reason = "not_mcp"

@@ -86,7 +86,7 @@ class ConnectionLog:
                 sentence = f"a notification or a reply could not be sent to {self._where}: {why}"
                 log_event(logging.WARNING, "remote.not_sent", sentence)
             case Notice.POSITION_LOST:
-                sentence = f"{self._where} refused the position; what was missed is not repeated"
+                sentence = f"{self._where} refused the position; the missed messages are not repeated"
                 log_event(logging.WARNING, "remote.position_lost", sentence)
             case Notice.LISTENING_LOST:
                 sentence = f"the standalone stream of {self._where} is given up, and its messages are missed: {why}"

@@ -244,7 +244,7 @@ class _Server(uvicorn.Server):
             log_event(
                 logging.WARNING,
                 "serve.hangup",
-                "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
+                "SIGHUP loads no new code without --workers: restart this process",
             )
 
     def read_tokens(self) -> None:

@@ -449,14 +449,14 @@ class WorkerPool:
                     sentence = f"the workers were not replaced, the old ones stay: {failure}"
                     log_event(logging.ERROR, "workers.kept", sentence)
                 else:
-                    log_event(logging.ERROR, "code.kept", f"the old code goes on serving: {failure}")
+                    log_event(logging.ERROR, "code.kept", f"the old code continues to serve: {failure}")
                 continue
             took = f"{time.monotonic() - began:.1f} s"
             if self._watch is None:  # a warning, so that the sender of the signal sees it at the default level
                 sentence = f"{sum(replaced)} workers were replaced, after {took}; code and tokens were read again"
                 log_event(logging.WARNING, "workers.replaced", sentence)
             elif any(replaced):
-                sentence = f"the new code serves, after {took}; calls that run go on with the code they began with"
+                sentence = f"the new code serves, after {took}; running calls finish with the code they began with"
                 log_event(logging.INFO, "code.loaded", sentence)
 
     async def _replace(self, group: asyncio.TaskGroup, place: int, asked: float) -> bool:

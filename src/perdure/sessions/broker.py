@@ -145,7 +145,7 @@ class Broker:
             self._context.peer_log.log_event(
                 logging.WARNING,
                 "resume.untold",
-                f"the client could not be told of a revoked chain: {failure}",
+                f"the client was not notified of a revoked chain: {failure}",
                 session=name,
             )
 

@@ -141,7 +141,7 @@ class DurableCalls:
     async def _begin(self, new: NewCall, session_id: SessionId) -> tuple[Session, Call]:
         context, client, caller = self._context, new.client, new.caller
         if new.names is not None and context.journal.is_degraded:
-            raise StoreUnavailable("the store cannot tell now whether there is a call with this key")
+            raise StoreUnavailable("the store cannot say now whether a call with this key exists")
         now = context.clock()
         record = SessionRecord(
             id=session_id,

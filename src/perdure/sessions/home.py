@@ -327,7 +327,7 @@ class Home(StreamOwner):
                         return False
                     if record.node in await context.nodes.holders():
                         # What it has shown is not in the log, and would come again under other numbers.
-                        holder = f"the session's home, node {record.node[:8]}, holds what is not written yet"
+                        holder = f"the session's home, node {record.node[:8]}, holds events that are not written yet"
                         raise HeldElsewhere(holder)
                 context.journal.check_claim()
                 known = standalone.generation

@@ -131,10 +131,10 @@ class Housekeeping:
                     break
             rows = await context.store.sweep(before)
         except Exception as failure:  # whatever it is, the next time it may work
-            log_event(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
+            log_event(logging.WARNING, "store.sweep", f"expired rows could not be removed: {failure}")
             return
         for session in self._sessions:
-            with self._chores.surviving("a session could not be told what was removed", session.id):
+            with self._chores.surviving("a session could not take note of the removed rows", session.id):
                 session.retained.swept(before)
         if rows:
             log_event(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)

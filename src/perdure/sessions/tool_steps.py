@@ -252,7 +252,7 @@ class ToolSteps:
         self._last = 0
         place = StepPlace(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
         await self._record(place, ToolStepState.OPEN, again=False)
-        sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
+        sentence = "the store has lost steps of a call, which continues in this process and in no later one"
         stream = self.call.stream
         log_event(logging.ERROR, "step.lost", sentence, session=stream.session, stream=stream.id)
 

@@ -224,7 +224,7 @@ class Bridge:
 
     async def _complain(self, error: Exception) -> None:
         if not isinstance(error, StrayAnswer | EventTooLarge):  # a stream that ends with too large an event says so
-            log_event(logging.WARNING, "stdio.misheard", f"the server sent what is not a message: {error}")
+            log_event(logging.WARNING, "stdio.misheard", f"the server sent something that is not a message: {error}")
 
     def move(self, position: str | None, retry: int | None) -> None:
         self._positions.move(position)

@@ -162,7 +162,7 @@ class HostSide:
                     # It does not wait: the request in front of it may be waiting for the very call that asked.
                     self.queue.start_now(self._sending(text, is_reply=True))
                 else:
-                    log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers what is not asked, or no longer")
+                    log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers a question that is not open")
 
     def stop(self) -> None:
         """Stop to follow calls that were sent: the host does not read any more."""

@@ -220,7 +220,7 @@ class KeysFile:
             found.left = 0.0
             self._running.append(found)
             self._writer.changed()
-            log_event(logging.INFO, "stdio.call_joined", "a call of an earlier process goes on with the host's retry")
+            log_event(logging.INFO, "stdio.call_joined", "the host's retry continues a call of an earlier process")
         return found
 
     def note_task(self, entry: KeptKey, task: str) -> None:

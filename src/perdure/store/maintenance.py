@@ -36,8 +36,8 @@ INVARIANTS: Mapping[str, Invariant] = {
     "orphaned": Invariant(says="every event, call, ask, reader and message belongs to a stream", promise=1),
     "ownerless": Invariant(says="every stream belongs to a session that has not ended", promise=12),
     "standalone": Invariant(says="every session has its standalone stream, and no other one"),
-    "beyond": Invariant(says="no event lies behind the end of its stream", promise=4),
-    "gaps": Invariant(says="what is retained of a stream has no gaps", promise=4),
+    "beyond": Invariant(says="no event comes after the end of its stream", promise=4),
+    "gaps": Invariant(says="the retained part of a stream has no gaps", promise=4),
     "doubled": Invariant(says="a number names one event", promise=4),
     "sealed": Invariant(says="no call runs on a sealed stream, and no standalone stream is sealed", promise=2),
     "tail": Invariant(says="the last event of a sealed stream is an answer", promise=2),
@@ -51,7 +51,7 @@ INVARIANTS: Mapping[str, Invariant] = {
     "delivered": Invariant(says="no reader has got further than the end of its stream", promise=19),
     "mail": Invariant(says="mail waits only for nodes that have joined", promise=10),
     "notes": Invariant(says="every note of a session belongs to one that has not ended", promise=13),
-    "tally": Invariant(says="the counted sessions are those that are there", promise=14),
+    "tally": Invariant(says="the counted sessions are those that exist", promise=14),
     "ended": Invariant(says="of a session that has ended only its record is left, with the reason", promise=14),
     "durable_calls": Invariant(
         says="a durable call has one stream, and leaves no record when it has ended", promise=22
