@@ -28,7 +28,7 @@ from tests.support.clients.wire_client import (
     text_of,
 )
 from tests.support.processes.serving import BASIC_TOOLS, Served, serving
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import DeadNode
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -320,9 +320,7 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
 
 
 def is_read(site: Site, peer: Peer) -> bool:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return any(stream.connected_since is not None for stream in info.streams)
+    return any(stream.connected_since is not None for stream in info_of(site.app, peer.session).streams)
 
 
 async def become_home_and_release(dead_node: DeadNode, standalone: str) -> None:

@@ -14,8 +14,9 @@ from perdure.store.records import SessionRecord
 from perdure.store.steps import MailReceived
 from tests.cluster.conftest import Node, Pair, Start
 from tests.cluster.held_reads import HeldReads
-from tests.support.clients.wire_client import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.http.test_orphans import counting
+from tests.support.clients.wire_client import Ended, Message, Peer, answer_of, gaps_of, progress_of, text_of
+from tests.support.servers.in_process import lose, read_calls, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of
 from tests.support.stores.shared_store import SharedStore
@@ -29,25 +30,6 @@ async def record_of(node: Node, session: str) -> SessionRecord:
     record = await node.site.store.session(SessionId(session))
     assert record is not None
     return record
-
-
-async def counting(peer: Peer, n: int, *, token: int = 1) -> Wire:
-    """A call that stops after each number, at the gates g/1, g/2 and so on."""
-    wire = await peer.call("count", n=n, gate="g", pauses=list(range(1, n)), token=token)
-    assert progress_of([await wire.message()]) == [1]
-    return wire
-
-
-def call_is_read(site: Site, peer: Peer) -> bool:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return any(stream.state == "live" for stream in info.streams if stream.kind == "call")
-
-
-async def lose(site: Site, peer: Peer, wire: Wire) -> None:
-    """Drop a call's connection, and wait until the node that runs the call knows."""
-    await wire.drop()
-    await until(lambda: not call_is_read(site, peer))
 
 
 async def logged(node: Node, peer: Peer) -> dict[Kind, list[Message]]:
@@ -74,7 +56,7 @@ async def test_a_client_begins_again_through_the_other_node(pair: Pair) -> None:
         await old.message()
     new = await again.call("wait", id=0, gate="new")
     resumed = await again.get(old.last_id)
-    await until(lambda: call_is_read(pair.a.site, at_a))
+    await until(lambda: read_calls(pair.a.site, at_a))
     pair.a.shop.open("old/1")
     more = await resumed.message()
     assert (more["params"]["progressToken"], more["params"]["progress"]) == ("1:1", 2)
@@ -104,7 +86,7 @@ async def test_earlier_readers_are_ended_in_either_node(pair: Pair, through: str
             await wire.message()
     fresh = await again.get()
     await fresh.event()
-    await until(lambda: not call_is_read(pair.a.site, at_a))
+    await until(lambda: not read_calls(pair.a.site, at_a))
     await until(lambda: _knows(pair))  # also that the client is back without its call
     pair.a.shop.open("g/1")
     pair.a.shop.open("g/2")
@@ -169,7 +151,7 @@ async def test_a_get_at_the_other_node_makes_orphans_too(pair: Pair) -> None:
     pair.a.shop.open("g/2")
     assert progress_of(await standalone.messages(2)) == [2, 3]
     back = await at_b.get(call.last_id)
-    await until(lambda: call_is_read(pair.a.site, at_a))
+    await until(lambda: read_calls(pair.a.site, at_a))
     pair.a.shop.open("g/3")
     rest = await back.rest()
     assert (progress_of(rest), text_of(rest[-1])) == ([4], "counted to 4")

@@ -32,7 +32,7 @@ from tests.gateway.gateways import (
 )
 from tests.support.clients.modern_peer import CallPeer, message_of
 from tests.support.clients.wire_client import gaps_of, progress_of, text_of
-from tests.support.servers.in_process import serve, until
+from tests.support.servers.in_process import info_of, serve, until
 
 pytestmark = pytest.mark.anyio
 
@@ -347,9 +347,7 @@ async def test_a_late_answer_is_dropped(tmp_path: Path) -> None:
         assert error_of(answer)["code"] == CANCELLED
         go.touch()
         assert await text_of_call(peer, {"say": "later"}) == "later"  # the late answer has arrived before
-        info = served.site.app.session_info(peer.session)
-        assert info is not None
-        assert info.running_calls == ()
+        assert info_of(served.site.app, peer.session).running_calls == ()
         again = await peer.try_get(wire.last_id)
         assert again.status_code == 405  # nothing follows
 

@@ -29,7 +29,7 @@ from tests.support.clients.listeners import listening
 from tests.support.clients.modern_peer import FORM, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
 from tests.support.clients.raw_http import Answer, Exchange, bearer, progress
 from tests.support.clients.wire_client import Message
-from tests.support.servers.in_process import until
+from tests.support.servers.in_process import info_of, until
 
 pytestmark = pytest.mark.anyio
 
@@ -446,9 +446,7 @@ async def test_owners(tmp_path: Path) -> None:
         assert seen[0] == seen[1]
         assert {status for status, _ in seen[0]} == {404}
         assert (await ada.get(task))["status"] == "working"  # and so are the others
-        info = served.site.app.session_info(session.session)
-        assert info is not None
-        assert len(info.running_calls) == 1
+        assert len(info_of(served.site.app, session.session).running_calls) == 1
         assert result_of(await ada.rpc(CANCEL, {"key": "hers"})) != {}
         async with waits:
             assert error_of(message_of(await waits.answer()))["code"] == CANCELLED

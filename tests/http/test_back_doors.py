@@ -21,7 +21,7 @@ from perdure.errors import Misuse
 from perdure.http.credentials import principal_of
 from tests.support.clients.raw_http import Peer, message
 from tests.support.servers.gated_server import live
-from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.in_process import info_of, under_uvicorn, until
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.outages import recovered
 
@@ -165,9 +165,7 @@ async def test_what_cannot_be_written_as_json_harms_nobody() -> None:
         [answer] = (await peer.call("half_a_pair", id=7)).messages
         assert answer["id"] == 7
         assert "error" in answer or answer["result"]["isError"]
-        info = served.app.session_info(peer.id)
-        assert info is not None
-        assert info.running_calls == ()
+        assert info_of(served.app, peer.id).running_calls == ()
         reported = await peer.call("not_a_number")
         assert b"NaN" not in reported.body
         assert b"Infinity" not in reported.body

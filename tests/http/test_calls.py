@@ -12,7 +12,7 @@ from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from perdure.store.steps import Append, Refusals, Step
 from tests.support.clients.wire_client import Ended, Peer, progress_of, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.faulty_store import FaultyStore
 
@@ -102,9 +102,7 @@ async def test_dropping_a_connection_cancels_nothing(shop: ToolServer, site: Sit
 
 
 def _readers(site: Site, peer: Peer) -> list[Any]:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return [stream for stream in info.streams if stream.connected_since is not None]
+    return [stream for stream in info_of(site.app, peer.session).streams if stream.connected_since is not None]
 
 
 async def test_a_dead_connection_neither_raises_into_the_tool_nor_loses_an_event(

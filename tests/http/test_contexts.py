@@ -9,7 +9,7 @@ import perdure
 from perdure import Settings
 from perdure.store import MemoryStore
 from tests.support.clients.wire_client import Peer, Web, notices_of, text_of
-from tests.support.servers.in_process import Site, serve, under_uvicorn, until
+from tests.support.servers.in_process import Site, info_of, serve, under_uvicorn, until
 from tests.support.servers.tool_server import ToolServer, trace
 
 pytestmark = pytest.mark.anyio
@@ -54,9 +54,7 @@ async def test_the_runtime_is_not_stuck_in_the_context_of_the_request_that_loade
 
 
 def loaded(site: Site, peer: Peer) -> bool:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return info.loaded
+    return info_of(site.app, peer.session).loaded
 
 
 async def test_a_dropped_runtime_comes_back_unnoticed(shop: ToolServer) -> None:

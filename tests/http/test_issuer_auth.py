@@ -43,6 +43,7 @@ from tests.support.servers.authorization_server import (
 )
 from tests.support.servers.gated_server import Live, live
 from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import info_of
 
 pytestmark = pytest.mark.anyio
 
@@ -73,9 +74,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def owner(served: Live, peer: SessionPeer) -> str:
-    info = served.app.session_info(peer.id)
-    assert info is not None
-    return info.owner
+    return info_of(served.app, peer.id).owner
 
 
 async def ask(served: Peer, token: str) -> Answer:

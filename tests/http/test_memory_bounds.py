@@ -26,7 +26,7 @@ from tests.http.test_shares import sessionless
 from tests.support.clients.raw_http import Answer, Exchange, Peer, SessionPeer, message
 from tests.support.servers.gated_server import Live, live
 from tests.support.servers.gated_tools import open_gate
-from tests.support.servers.in_process import until
+from tests.support.servers.in_process import info_of, until
 
 pytestmark = pytest.mark.anyio
 
@@ -173,9 +173,7 @@ async def test_a_runtime_is_not_dropped_while_it_handles_a_notification() -> Non
 
 
 def _is_loaded(served: Live, peer: SessionPeer) -> bool:
-    info = served.app.session_info(peer.id)
-    assert info is not None
-    return info.loaded
+    return info_of(served.app, peer.id).loaded
 
 
 # Calls

@@ -11,7 +11,7 @@ import pytest
 
 from perdure._core.ids import SessionId
 from tests.support.clients.wire_client import Message, Peer, Wire, notices_of, progress_of, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, lose, read_calls, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.shared_store import SHORT_GRACE
 
@@ -23,18 +23,6 @@ async def counting(peer: Peer, n: int, *, token: int = 1) -> Wire:
     wire = await peer.call("count", n=n, gate="g", pauses=list(range(1, n)), token=token)
     assert progress_of([await wire.message()]) == [1]
     return wire
-
-
-async def lose(site: Site, peer: Peer, wire: Wire) -> None:
-    """Drop a call's connection, and wait until the server knows."""
-    await wire.drop()
-    await until(lambda: not call_is_read(site, peer))
-
-
-def call_is_read(site: Site, peer: Peer) -> bool:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return any(stream.connected_since is not None for stream in info.streams if stream.kind == "call")
 
 
 async def logged(site: Site, peer: Peer) -> dict[str, list[Message]]:
@@ -116,7 +104,7 @@ async def test_each_call_is_an_orphan_for_itself(site: Site, shop: ToolServer, p
     lost = await peer.call("count", n=2, gate="lost", pauses=[1], token=1)
     await lost.message()
     await lost.drop()
-    await until(lambda: not call_is_read(site, peer))
+    await until(lambda: not read_calls(site, peer))
     kept = await peer.call("count", n=2, gate="kept", pauses=[1], token=2)
     await kept.message()
     standalone = await peer.get()
@@ -189,9 +177,7 @@ async def test_the_home_keeps_its_runtime_while_something_is_subscribed(busy: To
 
 
 def loaded(site: Site, peer: Peer) -> bool:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return info.loaded
+    return info_of(site.app, peer.session).loaded
 
 
 async def test_a_request_in_the_moment_of_resting_finds_its_session(busy: ToolServer) -> None:

@@ -16,7 +16,7 @@ from perdure.sessions.orphans import MOST_TOLD
 from perdure.store import MemoryStore
 from perdure.store.steps import Reached
 from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, lose, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
@@ -42,19 +42,6 @@ async def begin(shop: ToolServer, peer: Peer, n: int, *, seen: int, gate: str = 
     wire = await peer.call("count", n=n, gate=gate, pauses=list(range(seen, n + 1)), token=gate, **more)
     assert progress_of(await wire.messages(seen)) == list(range(1, seen + 1))
     return wire
-
-
-async def lose(site: Site, peer: Peer, wire: Wire) -> None:
-    """Drop a call's connection, and wait until the server knows."""
-    before = _readers(site, peer)
-    await wire.drop()
-    await until(lambda: _readers(site, peer) < before)
-
-
-def _readers(site: Site, peer: Peer) -> int:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return sum(stream.connected_since is not None for stream in info.streams if stream.kind == "call")
 
 
 async def say(site: Site, shop: ToolServer, peer: Peer, gate: str, *numbers: int) -> None:

@@ -20,7 +20,7 @@ from tests.support.clients.wire_client import (
     progress_of,
     text_of,
 )
-from tests.support.servers.in_process import Site, serve
+from tests.support.servers.in_process import Site, info_of, serve
 from tests.support.servers.tool_server import Guests, ToolServer
 
 pytestmark = pytest.mark.anyio
@@ -54,8 +54,7 @@ async def test_a_client_that_begins_again_keeps_its_session(site: Site, shop: To
     assert (again.session, again.welcome) == (peer.session, peer.welcome)
     assert (await record_of(site, peer.session)).incarnation == 2
     assert site.app.counters.sessions_opened == 1
-    info = site.app.session_info(peer.session)
-    assert info is not None
+    info = info_of(site.app, peer.session)
     assert (info.loaded, info.running_calls) == (True, ("tools/call",))
     shop.open("g/1")
     rest = await (await again.get(running.last_id)).rest()

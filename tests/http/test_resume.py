@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.support.clients.wire_client import LATEST, SESSION_VERSIONS, Peer, Wire, notices_of, progress_of, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, serve, until
 from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
@@ -31,9 +31,7 @@ async def test_three_seen_three_while_away_one_live(shop: ToolServer, site: Site
 
 
 def last_of_call(site: Site, peer: Peer) -> int:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return max((stream.last for stream in info.streams if stream.kind == "call"), default=0)
+    return max((stream.last for stream in info_of(site.app, peer.session).streams if stream.kind == "call"), default=0)
 
 
 async def test_the_same_on_the_standalone_stream(site: Site, peer: Peer) -> None:

@@ -9,7 +9,7 @@ from perdure.store import MemoryStore
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Event
 from tests.support.clients.wire_client import Peer, Wire, gaps_of, notices_of, progress_of, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, serve, until
 from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
@@ -60,9 +60,7 @@ async def test_a_detached_stream_keeps_exactly_its_newest_events_and_the_answer(
 
 
 def _streams(site: Site, peer: Peer) -> int:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return len(info.streams)
+    return len(info_of(site.app, peer.session).streams)
 
 
 async def test_ids_in_and_behind_a_gap_are_places_to_come_back_to(shop: ToolServer) -> None:

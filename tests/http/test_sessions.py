@@ -17,7 +17,7 @@ from perdure.sessions.session import Session
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, text_of
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.shared_store import SharedStore
 
@@ -129,8 +129,7 @@ async def test_session_info_tells_what_there_is_to_know(shop: ToolServer, site: 
     standalone = await peer.get()
     call = await peer.call("count", n=5, gate="g", pauses=[3], token=1)
     await call.messages(3)
-    info = site.app.session_info(peer.session)
-    assert info is not None
+    info = info_of(site.app, peer.session)
     assert (info.id, info.owner, info.state, info.version) == (peer.session, "", "active", "2025-11-25")
     assert info.running_calls == ("tools/call",)
     first, second = info.streams
@@ -145,9 +144,7 @@ async def test_session_info_tells_what_there_is_to_know(shop: ToolServer, site: 
 
 
 def _streams(site: Site, peer: Peer) -> list[Any]:
-    info = site.app.session_info(peer.session)
-    assert info is not None
-    return [(stream.kind, stream.state, stream.connected_since) for stream in info.streams]
+    return [(stream.kind, stream.state, stream.connected_since) for stream in info_of(site.app, peer.session).streams]
 
 
 async def test_an_unused_session_turns_dormant_and_comes_back(shop: ToolServer) -> None:

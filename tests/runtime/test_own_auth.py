@@ -22,7 +22,7 @@ from perdure import Misuse
 from perdure.store import MemoryStore
 from tests.runtime.test_hosting import KINDS
 from tests.support.clients.wire_client import Peer
-from tests.support.servers.in_process import serve
+from tests.support.servers.in_process import info_of, serve
 
 pytestmark = pytest.mark.anyio
 
@@ -157,6 +157,4 @@ async def test_auth_of_ours_guards_a_server_of_each_kind(kind: str) -> None:
         stranger = Peer(site)
         response = await site.request("POST", headers=stranger.headers(), body=stranger.handshake())
         assert response.status_code == 401
-        info = site.app.session_info(ann.session)
-        assert info is not None
-        assert "ann" in info.owner
+        assert "ann" in info_of(site.app, ann.session).owner

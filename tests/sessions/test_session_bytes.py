@@ -10,7 +10,7 @@ from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
 from tests.support.clients.raw_http import SessionPeer, progress
 from tests.support.servers.gated_server import Live, live
-from tests.support.servers.in_process import until
+from tests.support.servers.in_process import info_of, until
 
 pytestmark = pytest.mark.anyio
 
@@ -41,9 +41,7 @@ async def call(served: Live, peer: SessionPeer, tool: str, **arguments: Any) -> 
 
 
 def _open_streams(served: Live, peer: SessionPeer) -> int:
-    info = served.app.session_info(peer.id)
-    assert info is not None
-    return len(info.streams)
+    return len(info_of(served.app, peer.id).streams)
 
 
 async def test_the_oldest_answers_go_when_they_are_too_many_bytes() -> None:

@@ -29,7 +29,7 @@ from perdure.telemetry.prometheus import Snapshot
 from tests.support.clients.modern_requests import TASKS, modern
 from tests.support.clients.raw_http import Peer as RawPeer
 from tests.support.clients.wire_client import Peer
-from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.in_process import Site, info_of, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
@@ -290,9 +290,8 @@ async def test_nothing_on_the_page_says_who_a_client_is_or_what_it_calls() -> No
         peer = await site.join(token="alice")
         await peer.result("count", n=1)
         text = (await scraped(site, authorization="Bearer alice")).text
-        info = site.app.session_info(peer.session)
-        assert info is not None
-        for secret in (peer.session[:8], info.streams[0].id, "alice", 'count"', "tools/call"):
+        [stream, *_] = info_of(site.app, peer.session).streams
+        for secret in (peer.session[:8], stream.id, "alice", 'count"', "tools/call"):
             assert secret not in text
 
 

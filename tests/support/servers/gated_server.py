@@ -15,7 +15,7 @@ from perdure.settings import Settings
 from perdure.store.interface import Store
 from tests.support.clients.raw_http import Peer, SessionPeer
 from tests.support.servers.gated_tools import server as gated
-from tests.support.servers.in_process import under_uvicorn
+from tests.support.servers.in_process import info_of, under_uvicorn
 
 
 @dataclass(kw_only=True)
@@ -46,6 +46,4 @@ async def live(
 
 def readers(served: Live, peer: SessionPeer) -> int:
     """How many connections read a session's streams."""
-    info = served.app.session_info(peer.id)
-    assert info is not None
-    return sum(stream.connected_since is not None for stream in info.streams)
+    return sum(stream.connected_since is not None for stream in info_of(served.app, peer.id).streams)

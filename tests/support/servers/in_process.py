@@ -31,9 +31,10 @@ from perdure import App, Settings
 from perdure.gateway.host import host_upstream
 from perdure.serve.connection import Connection
 from perdure.serve.listener import listen
+from perdure.sessions.registry import SessionInfo
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
-from tests.support.clients.wire_client import Web
+from tests.support.clients.wire_client import Peer, Web, Wire
 from tests.support.servers.behind_gateway import IS_EVERYWHERE, upstream_over_stdio
 from tests.support.stores.shared_store import SharedStore
 
@@ -120,6 +121,26 @@ async def _run(server: uvicorn.Server, listener: socket.socket) -> None:
         await server.serve(sockets=[listener])
     except SystemExit as end:  # which would end the event loop of all later tests
         raise RuntimeError("the server did not start; the log says why") from end
+
+
+def info_of(app: App, session: str) -> SessionInfo:
+    """A session that the application has in memory."""
+    info = app.session_info(session)
+    assert info is not None
+    return info
+
+
+def read_calls(site: Site, peer: Peer) -> int:
+    """How many running calls of a session have a reader, at whichever node."""
+    streams = info_of(site.app, peer.session).streams
+    return sum(stream.state == "live" for stream in streams if stream.kind == "call")
+
+
+async def lose(site: Site, peer: Peer, wire: Wire) -> None:
+    """Drop a call's connection, and wait until the server knows."""
+    before = read_calls(site, peer)
+    await wire.drop()
+    await until(lambda: read_calls(site, peer) < before)
 
 
 async def until(state: Callable[[], object | Awaitable[object]]) -> None:
