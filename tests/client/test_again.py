@@ -22,7 +22,7 @@ from tests.client.conftest import text
 from tests.support.processes.cluster import GATE_FILE_TOOLS, cluster
 from tests.support.processes.serving import serving
 from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.servers.gate_file_tools import IDEMPOTENT, READ_ONLY, count, diary, open_gate, pay, put
+from tests.support.servers.gate_file_tools import IDEMPOTENT, READ_ONLY, count, diary, open_gate
 from tests.support.servers.in_process import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +37,9 @@ CASES = [("count", True, 2), ("put", True, 2), ("pay", True, 1), ("count", False
 @asynccontextmanager
 async def without_keys() -> AsyncIterator[CuttingProxy]:
     """The SDK's own server, which knows no keys, behind a proxy."""
-    tools = [Tool.from_function(count, annotations=READ_ONLY), Tool.from_function(put, annotations=IDEMPOTENT)]
-    server = MCPServer("again", version="1", log_level="WARNING", tools=[*tools, Tool.from_function(pay)])
+    kinds = {"count": READ_ONLY, "put": IDEMPOTENT, "pay": None}
+    tools = [Tool.from_function(count, name=name, annotations=kind) for name, kind in kinds.items()]
+    server = MCPServer("again", version="1", log_level="WARNING", tools=tools)
     async with under_uvicorn(server.streamable_http_app(), complaint=".*") as port, cutting_proxy(port) as proxy:
         yield proxy
 

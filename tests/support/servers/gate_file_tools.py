@@ -33,7 +33,7 @@ LOOK = 0.005
 
 def new_server() -> MCPServer:
     """A server of one's own with the tools that count, for several nodes in one process."""
-    counting = [Tool.from_function(count, annotations=READ_ONLY), Tool.from_function(pay)]
+    counting = [Tool.from_function(count, annotations=READ_ONLY), Tool.from_function(count, name="pay")]
     return MCPServer("gate_file_tools", version="1", log_level="WARNING", tools=counting)
 
 
@@ -70,7 +70,11 @@ def note(path: str, key: str) -> None:
         os.close(file)
 
 
-async def _count(n: int, ctx: Context, gate: str, pauses: Sequence[int], interval: float) -> str:
+async def count(
+    n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
+) -> str:
+    """Report progress 1 … n, then answer. Wait at `<gate>.<number>` after each number in `pauses`."""
+    note(log, key)
     for number in range(n + 1):
         if number:
             await ctx.report_progress(number, n)
@@ -81,31 +85,9 @@ async def _count(n: int, ctx: Context, gate: str, pauses: Sequence[int], interva
     return f"counted to {n}"
 
 
-@server.tool(annotations=READ_ONLY)
-async def count(
-    n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
-) -> str:
-    """Report progress 1 … n, then answer. Wait at `<gate>.<number>` after each number in `pauses`."""
-    note(log, key)
-    return await _count(n, ctx, gate, pauses, interval)
-
-
-@server.tool(annotations=IDEMPOTENT)
-async def put(
-    n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
-) -> str:
-    """The same by a tool that changes something, and may do so again."""
-    note(log, key)
-    return await _count(n, ctx, gate, pauses, interval)
-
-
-@server.tool()
-async def pay(
-    n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
-) -> str:
-    """The same by a tool that says nothing of itself: it must never run twice for one request."""
-    note(log, key)
-    return await _count(n, ctx, gate, pauses, interval)
+server.tool(annotations=READ_ONLY)(count)
+server.tool("put", annotations=IDEMPOTENT)(count)  # changes something, and may do so again
+server.tool("pay")(count)  # says nothing of itself: it must never run twice for one request
 
 
 @server.tool()
@@ -158,7 +140,8 @@ async def census() -> dict[str, int]:
     }
 
 
-async def _die(ctx: Context, gate: str, log: str, key: str) -> str:
+async def die(ctx: Context, gate: str, log: str, key: str = "-") -> str:
+    """Report progress 1, wait at the gate, kill the process."""
     note(log, key)
     await ctx.report_progress(1)
     await pass_gate(gate)
@@ -166,13 +149,5 @@ async def _die(ctx: Context, gate: str, log: str, key: str) -> str:
     return "alive"
 
 
-@server.tool()
-async def die(ctx: Context, gate: str, log: str, key: str = "-") -> str:
-    """Report progress 1, wait at the gate, kill the process."""
-    return await _die(ctx, gate, log, key)
-
-
-@server.tool(annotations=IDEMPOTENT)
-async def die_again(ctx: Context, gate: str, log: str, key: str = "-") -> str:
-    """The same by a tool that may be run again."""
-    return await _die(ctx, gate, log, key)
+server.tool()(die)
+server.tool("die_again", annotations=IDEMPOTENT)(die)  # it may be run again
