@@ -204,8 +204,8 @@ class Settings:
     )
     max_share: int = _limit(
         25,
-        "percent of `max_readers`, `max_sessionless`, `max_listeners`, `max_work` and the resources that listeners name, which"
-        " one principal, or one address without a principal, may take; 429 beyond",
+        "percent of `max_readers`, `max_sessionless`, `max_listeners`, `max_work` and the resources that listeners"
+        " name, which one principal, or one address without a principal, may take; 429 beyond",
         high=100,
     )
     max_principal_calls: int = _limit(
