@@ -51,7 +51,8 @@ ELSEWHERE = {
     "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
-#: Limits that are not settings: the constant's module and name, what it bounds, what happens beyond it.
+#: Limits that a client or an operator can meet and that are not settings: the constant's module and name, what it
+#: bounds, what happens beyond it.
 FIXED = [
     ("perdure._core.jsonrpc", "MAX_DEPTH", "levels of nesting in a body", "400, -32700"),
     ("perdure._core.jsonrpc", "MAX_BATCH", "messages in a batch (2025-03-26)", "400, -32600"),
@@ -68,25 +69,9 @@ FIXED = [
         "records of one caller's ended sessions",
         "the oldest are removed",
     ),
-    ("perdure._core.retention", "MAX_ENDED_PARAMS", "bytes of an expired session's client params", "they are not kept"),
     ("perdure.http.endpoint", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
     ("perdure.http.endpoint", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
     ("perdure.http.request", "PACE_BYTES", "bytes that a body must bring in 20 seconds", "408, -31004"),
-    (
-        "perdure.telemetry.log_records",
-        "PEER_RECORDS",
-        "log records of one action that peers cause in a minute",
-        "they are counted",
-    ),
-    ("perdure.store.records", "MAX_MAIL", "messages that wait for one node", "further messages for it are refused"),
-    ("perdure.store.records", "MAX_FORWARDED", "messages that wait for the writer of one stream", "their tools wait"),
-    ("perdure.store.records", "MAX_FORWARDED_BYTES", "bytes of these messages", "their tools wait"),
-    (
-        "perdure.store.records",
-        "KEPT_GENERATIONS",
-        "ends of generations that are kept for one stream",
-        "older positions are lost",
-    ),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a row", "404 without a new one"),
     ("perdure.http.resume_tokens", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
     (
@@ -94,19 +79,6 @@ FIXED = [
         "HEAD_SECONDS",
         "seconds until a request's headers are complete",
         "the connection is closed",
-    ),
-    (
-        "perdure.serve.uvicorn_server",
-        "STOP_SECONDS",
-        "seconds that connections get to end when the server stops",
-        "they are cut",
-    ),
-    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
-    (
-        "perdure.serve.token_file",
-        "MIN_TOKEN",
-        "characters of a bearer token, at least",
-        "`perdure serve` does not start",
     ),
     ("perdure.serve.token_file", "MAX_FILE", "bytes of a token file", "`perdure serve` does not start"),
 ]
@@ -278,7 +250,13 @@ def hosts(_: str) -> str:
 
 
 def _with_titles(cells: dict[str, list[str]]) -> str:
-    return "; ".join(f"{host} ({'; '.join(titles)})" if titles else host for host, titles in cells.items())
+    """The hosts, those with the same scenarios together."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for host, titles in cells.items():
+        alike.setdefault(tuple(titles), []).append(host)
+    return "; ".join(
+        f"{'; '.join(hosts)} ({'; '.join(titles)})" if titles else "; ".join(hosts) for titles, hosts in alike.items()
+    )
 
 
 def _clients(seen: list[dict[str, Any]]) -> str:
@@ -319,8 +297,19 @@ def _through_stdio(seen: list[dict[str, Any]]) -> str:
             if cell != direct.get(title):
                 others.setdefault((title, cell), []).append(host)
     same = "Each host shows the same" if not others else "Each host shows the same, but for the lines below,"
-    lines = "".join(f"- {title}: {cell} for {'; '.join(hosts)}.\n" for (title, cell), hosts in others.items())
+    lines = "".join(
+        f"- {title}: {cell} for {_most(hosts, [result['host'] for result in seen])}.\n"
+        for (title, cell), hosts in others.items()
+    )
     return f"{same} in the scenarios {'; '.join(f'“{title}”' for title in titles)}.\n\n{lines}"
+
+
+def _most(hosts: list[str], of: list[str]) -> str:
+    """The hosts by their names, or if they are most of all: those that are not among them."""
+    rest = [host for host in of if host not in hosts]
+    if len(rest) >= len(hosts):
+        return "; ".join(hosts)
+    return f"all but {'; '.join(rest)}" if rest else "all"
 
 
 def _cells(result: dict[str, Any], part: str | None = None) -> dict[str, str]:
