@@ -22,7 +22,7 @@ from tests.support.processes.serving import BASIC_TOOLS
 from tests.support.processes.starting import start
 from tests.support.proxies.postgres_proxy import Role
 from tests.support.servers.in_process import until
-from tests.support.stores.postgres import Server
+from tests.support.stores.postgres import Server, server_url
 from tests.support.stores.postgres_roles import Operator, role_with
 
 pytestmark = pytest.mark.anyio
@@ -120,8 +120,15 @@ async def test_what_an_operator_takes_away_and_gives_back_is_an_outage(tmp_path:
 
 
 async def test_a_commit_that_a_deadlock_undoes_is_made_again_and_done_once(tmp_path: Path, operator: Operator) -> None:
-    """Another program holds a call's row, and then wants what the commit holds that waits for it."""
-    async with role_with(operator, deadlock_timeout="50ms") as url, town(tmp_path, url) as it:
+    """Another program wants what the commit holds, and holds what the commit wants last.
+
+    PostgreSQL undoes the transaction that sees the circle, which it looks for once in each wait. So the commit's last
+    wait must begin when the other program waits already: until then a third one holds the commit up."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(role_with(operator, deadlock_timeout="50ms"))
+        it = await stack.enter_async_context(town(tmp_path, url))
+        third = await asyncpg.connect(server_url().partition("?")[0])
+        stack.push_async_callback(third.close)
         schema = parse_address(url).schema
         near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
         client = it.client(near, far)
@@ -133,14 +140,21 @@ async def test_a_commit_that_a_deadlock_undoes_is_made_again_and_done_once(tmp_p
             f"SELECT writer FROM {schema}.node JOIN {schema}.stream ON stream.node = node.id WHERE stream.id = $1",
             place.stream,
         )
+        unread = f"SELECT 1 FROM {schema}.stream WHERE id = $1 AND unread"
+        await until(lambda: operator.fetchval(unread, place.stream))  # the next commit for this stream has events
         async with operator.transaction():
             await operator.execute("SET LOCAL deadlock_timeout = '60s'")  # the commit is to be undone, not this
-            await operator.execute(f"SELECT 1 FROM {schema}.stream WHERE id = '{place.stream}' FOR UPDATE")
-            client.gate.touch()
-            waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
-            await until(lambda: operator.fetchval(waits))
-            # Not before the commit is undone.
-            await operator.execute(f"SELECT 1 FROM {schema}.turn WHERE writer = $1 FOR UPDATE", writer[0])
+            await operator.execute(f"LOCK TABLE {schema}.event IN SHARE MODE")
+            async with third.transaction():
+                await third.execute(f"SELECT 1 FROM {schema}.stream WHERE id = '{place.stream}' FOR UPDATE")
+                client.gate.touch()
+                waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
+                await until(lambda: third.fetchval(waits))
+                turn = f"SELECT 1 FROM {schema}.turn WHERE writer = $1 FOR UPDATE"
+                taken = asyncio.create_task(operator.execute(turn, writer[0]))
+                waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND pid = $1"
+                await until(lambda: third.fetchval(waits, operator.get_server_pid()))
+            await taken  # not before the commit is undone
         await go_on(client)
         await it.judge(client)
         assert outages(it) == [0, 0], "the store has made it again by itself"
