@@ -10,7 +10,7 @@ from typing import TypeAlias
 import asyncpg
 import pytest
 
-from tests.support.stores.postgres import server_url, store_url
+from tests.support.stores.postgres import new_schema, server_url, store_url
 
 Operator: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -25,14 +25,17 @@ async def operator() -> AsyncIterator[Operator]:
 
 @asynccontextmanager
 async def role_with(operator: Operator, **settings: str) -> AsyncIterator[str]:
-    """The address of a new store, for a role of its own that has these settings."""
-    role = f"role_{secrets.token_hex(6)}"
+    """The address of a new store, for a role of its own that has these settings.
+
+    The store's schema is made for it: a right to make schemas would be written to the database's one row, which several
+    tests cannot change at once.
+    """
+    role, schema = f"role_{secrets.token_hex(6)}", new_schema()
     await operator.execute(f"CREATE ROLE {role} LOGIN")
     try:
-        database = await operator.fetchval("SELECT current_database()")
-        await operator.execute(f"GRANT CREATE ON DATABASE {database} TO {role}")
+        await operator.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
         for name, value in settings.items():
             await operator.execute(f"ALTER ROLE {role} SET {name} = '{value}'")
-        yield f"postgresql://{role}@{store_url().partition('@')[2]}"
+        yield f"postgresql://{role}@{store_url(schema).partition('@')[2]}"
     finally:
         await operator.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
