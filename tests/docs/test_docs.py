@@ -101,6 +101,14 @@ def test_the_made_parts_are_fresh() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_has_its_head(page: Path) -> None:
+    """A blank line within a table leaves its lower rows as text."""
+    for block in re.split(r"\n\s*\n", _FENCE.sub("", page.read_text())):
+        rows = [line for line in block.splitlines() if line.lstrip().startswith("|")]
+        assert not rows or re.fullmatch(r"[ |:-]+", rows[1]), rows[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
     for target in _LINK.findall(_FENCE.sub("", page.read_text())):
