@@ -187,7 +187,7 @@ def metrics(_: str) -> str:
     for metric in METRICS:
         own = ", ".join(label for label in metric.labels if label not in ("node", "le"))
         rows.append([f"`{metric.name}{{{own}}}`" if own else f"`{metric.name}`", metric.help])
-    return table(("metric", "what it tells"), rows)
+    return table(("metric", "what it says"), rows)
 
 
 def alerts(_: str) -> str:
