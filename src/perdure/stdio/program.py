@@ -240,7 +240,7 @@ def to_stderr(level: str) -> Unblocked:
 # --explain
 
 _KINDS = {
-    ProcessKind.HOST: "the host: it is not a launcher that is known",
+    ProcessKind.HOST: "the host: Perdure does not know it as a launcher",
     ProcessKind.LAUNCHER: "a launcher",
     ProcessKind.MANAGER: "a process manager: the host is not known",
 }
@@ -265,7 +265,7 @@ def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str
     identity = identify(processes)
     if identity is None:
         return say("session", "a fresh one: no host process is known, so none can be found again")
-    say("host", f"process {identity.pid} ({identity.name}): its bridges go on with their sessions while it runs")
+    say("host", f"process {identity.pid} ({identity.name}): its bridges continue their sessions while it runs")
     if is_script(chain[-1].words):
         say("", "If your host started this script, let the script start the bridge with `exec`: it is another process")
         say("", "each time, and no session is found again by it.")

@@ -79,7 +79,7 @@ def _own_part(part: str, target: str) -> Iterator[None]:
         file = os.open(part, flags, 0o600)
     except FileExistsError:  # the part of a backup that runs, or that was killed
         if not HAS_FLOCK:
-            raise Misuse(f"{part} is there; if no other backup to {target} runs, remove it") from None
+            raise Misuse(f"{part} exists; if no other backup to {target} runs, remove it") from None
         left_over = os.open(part, os.O_RDWR | NO_FOLLOW)
         try:
             if not flock(left_over) or not is_still(part, left_over):
