@@ -208,7 +208,7 @@ async def test_listeners_name_no_more_resources_than_all_may(tmp_path: Path, mon
     ):
         answer = await ask(b, wanted("note://d"))
         assert (answer.status, answer.error["code"], answer.json["id"]) == (503, -31004, "mine")
-        assert "name 3 resources, the limit" in answer.error["message"]
+        assert "name 3 resources, its limit" in answer.error["message"]
         async with listening(b.port, "note://a"), listening(a.port, "note://c"):
             pass
 

@@ -161,7 +161,7 @@ async def test_an_app_whose_file_is_gone_says_so_and_refuses_everything(
 ) -> None:
     path = tmp_path / "log.db"
     store = SqliteStore(str(path))
-    async with serve(ToolServer().server, store=store, complaint="nothing can be served|chore|steps") as site:
+    async with serve(ToolServer().server, store=store, complaint="can serve nothing|chore|steps") as site:
         peer = await site.join()
         standalone = await peer.get()
         assert await _health(site) == (200, "ok")
@@ -178,7 +178,7 @@ async def test_an_app_whose_file_is_gone_says_so_and_refuses_everything(
 async def test_an_app_whose_file_a_newer_release_has_taken_over_says_so(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     store = SqliteStore(str(path))
-    async with serve(ToolServer().server, store=store, complaint="nothing can be served|chore|steps") as site:
+    async with serve(ToolServer().server, store=store, complaint="can serve nothing|chore|steps") as site:
         peer = await site.join()
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"PRAGMA user_version = {schema_version() + 1}")
