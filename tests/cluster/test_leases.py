@@ -248,7 +248,7 @@ async def test_what_a_buried_node_held_is_told_as_lost(town: ProxiedNodes, caplo
     await until(lambda: living.site.app.counters.nodes_settled == 1)
     cut.store.works()
     await until(lambda: "journal.lost" in _actions(caplog))
-    assert not any("held is written" in record.getMessage() for record in caplog.records)
+    assert not any("held steps are written" in record.getMessage() for record in caplog.records)
     events = await town.shared.read((await town.shared.streams(_id(peer.session)))[-1].id, after=0, limit=100)
     assert [event.final for event in events] == [False, True]
 

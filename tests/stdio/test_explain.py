@@ -61,7 +61,7 @@ def test_a_script_without_exec_is_named_as_the_host_and_one_with_it_is_not(folde
     said = explained("sh", str(script), folder=folder)
     assert [line.split(": ")[1] for line in said[:2]] == ["this bridge", "the host"]
     assert said[2].startswith("host      process ")
-    assert "(sh): its bridges go on" in said[2]
+    assert "(sh): its bridges continue their sessions" in said[2]
     assert "let the script start the bridge with `exec`" in said[3]
     assert said[-3:] == [
         f"address   {URL}",

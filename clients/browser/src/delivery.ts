@@ -9,9 +9,9 @@ import type { Id, Message } from './wire.js';
 export const enum Meaning {
   /** Read the answer from this response's event stream. */
   Follow = 'F',
-  /** It is settled: the body is the answer, or what has no answer was taken. */
+  /** Finished: the body is the answer, or a message without an answer was accepted. */
   Answer = 'A',
-  /** Send the same once more after a pause: by POST what was not taken, by GET what has a position. */
+  /** Send the same again after a pause: by POST a message that was not accepted, by GET a request with a position. */
   Again = 'G',
   /** Start over after a pause: a request under a new id, a stream without its position. */
   Restart = 'S',
@@ -19,9 +19,9 @@ export const enum Meaning {
   Renew = 'N',
   /** Interrupted, outcome unknown. */
   Unknown = 'U',
-  /** No server took it within the limits. */
+  /** No server accepted it within the limits. */
   Unreachable = 'X',
-  /** It cannot work, and was not taken or did no harm. */
+  /** It cannot work, and was not accepted or did no harm. */
   Refused = 'R',
 }
 
