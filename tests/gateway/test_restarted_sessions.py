@@ -263,6 +263,18 @@ async def test_an_ask_that_its_child_withdraws(tmp_path: Path) -> None:
         assert text_of(answer) == "guessed"
 
 
+async def test_an_ask_is_answered_after_the_call_with_which_it_was_shown(tmp_path: Path) -> None:
+    """A server may ask for roots by itself, while a call runs that does not wait for them."""
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        wire = await begin(peer, "plain", {"begin_ask": "roots/list"}, {"say": "done"})
+        asked, answer = await wire.rest()
+        assert text_of(answer) == "done"
+        roots = {"roots": [{"uri": "file:///work"}]}
+        await peer.answer(asked, roots)
+        assert [message["result"] for message in await heard(peer) if "result" in message] == [roots]
+
+
 async def test_a_message_that_names_no_call_is_shown_with_one_where_the_standalone_stream_is_not_read(
     tmp_path: Path,
 ) -> None:

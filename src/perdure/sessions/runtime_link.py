@@ -874,7 +874,9 @@ class Asks:
             await steps.answered(place, response.raw, close)
         except PerdureError:  # the call has ended, or another node has it
             link.context.put(close)
-            return
+            if steps.call.state is not CallState.ANSWERED:
+                return
+            # A server may ask for itself while a call runs, and wait for the answer after the call's end.
         if link.keeper.is_durable_call:
             link.tell_waiters()
         self._hand_over(ask, response, origin)
