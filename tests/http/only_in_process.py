@@ -44,6 +44,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
     "each process enters the lifespan": ("test_the_lifespan_is_entered_once_with_both_eras_in_use",),
     "progress that does not rise, and progress of no call, end at the gateway": (
         "test_what_a_tool_says_behind_a_beat_arrives_with_its_text_and_a_higher_value",
+        "test_beats_never_fall_whatever_the_tool_says",
         "test_a_token_of_the_tools_own_is_left_as_it_is",
     ),
     "a pipe never waits for a reader": ("test_the_call_of_a_client_that_does_not_read_waits_and_nobody_else",),
