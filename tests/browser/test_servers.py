@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -129,12 +129,12 @@ async def test_events_that_are_gone(browser: Browser) -> None:
 class Front:
     """What stands before a server: it sees each request, and may keep or answer it itself."""
 
-    def __init__(self, shop: ToolServer, origin: str) -> None:
-        settings = Settings(cors_origins=(origin,), retry=0.1)
+    def __init__(self, shop: ToolServer, origin: str, *, retry: float = 0.1) -> None:
+        settings = Settings(cors_origins=(origin,), retry=retry)
         self.app = perdure.asgi(shop.server, store=MemoryStore(), settings=settings)
         self.is_keeping = False
-        #: What it answers itself, in place of the server.
-        self.own: Response | None = None
+        #: What it answers itself, in place of the server, perhaps by the position of a GET.
+        self.own: Response | Callable[[str], Response] | None = None
         #: Resumed streams begin when this is set.
         self.resuming = asyncio.Event()
         self.resuming.set()
@@ -156,7 +156,7 @@ class Front:
             own, asked = self.own, Request(scope, receive)
             position = asked.headers.get("last-event-id", "")
             self.refused.append(position if method == "GET" else (await asked.json())["method"])
-            await for_pages(own)(scope, receive, send)
+            await for_pages(own if isinstance(own, Response) else own(position))(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -253,6 +253,31 @@ async def test_a_server_that_is_away_is_asked_with_longer_and_longer_pauses(brow
         front.own = None
         shop.open("g/2")
         for key in KEYS:
+            await whole(tab, key, 4)
+
+
+async def test_the_first_stream_that_gets_through_hurries_the_others(browser: Browser) -> None:
+    """Calls that come back later have their notifications on the standalone stream, perhaps after their result."""
+    shop = ToolServer()
+    front = Front(shop, browser.origin, retry=3600)
+    async with front.serving() as url:
+        tab = await browser.open(url)
+        await tab.connected()
+        for key in "ab":
+            await tab.call("count", key=key, n=4, gate="g", pauses=[2])
+            await tab.saw("progress", key, 2)
+        soon, some_time = Response(status_code=503, headers={"retry-after": "1"}), Response(status_code=502)
+        front.own = lambda position: soon if position.startswith("s") else some_time
+        await tab.eval("dispatchEvent(new Event('online'))")  # their connections may be dead
+
+        async def all_were_refused() -> bool:
+            await tab.eval("dispatchEvent(new Event('visibilitychange'))")  # else they wait for an hour
+            return len(set(front.refused)) == 3
+
+        await until(all_were_refused)
+        front.own = None
+        shop.open("g/2")
+        for key in "ab":
             await whole(tab, key, 4)
 
 

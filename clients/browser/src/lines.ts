@@ -24,6 +24,10 @@ export class Line implements Reader {
   /** When the last byte came. */
   heard!: number;
   retry: number | undefined;
+  /** How often lines had got through again when this one last tried. */
+  returns = 0;
+  /** Ends its pause. */
+  hurry: (() => void) | undefined;
   abort = new AbortController();
   /** It has been opened for the first time, or never will be. */
   onopen: (() => void) | undefined;
@@ -61,8 +65,9 @@ export function listen(link: Link, line: Line, response?: Response): Promise<voi
 
 async function run(link: Link, line: Line, response: Response | undefined): Promise<void> {
   const { slots, page } = link;
-  for (let attempt = 0; !line.over; ) {
+  for (let attempt = 0, hurried = false; !line.over; ) {
     const before = line.position;
+    line.returns = link.returns;
     let error: unknown;
     try {
       if (response) slots.add(line);
@@ -73,7 +78,7 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
       const what = line.parked ? 'turn' : 'open';
       line.parked = false; // from here on it says that this connection makes room, not one before it
       if (!line.over) response ??= await open(link, line, what);
-      if (response) await read(link, line, response);
+      if (response) await read(link, line, response, hurried);
     } catch (caught) {
       error = caught;
     } finally {
@@ -94,10 +99,17 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
     } else {
       if (line.position !== before) attempt = 0;
       if (error) broken(link, line, error);
-      await page.pause((error as Refused | undefined)?.after || wait(attempt++, line.retry));
+      const after = (error as Refused | undefined)?.after;
+      await (after ? page.pause(after) : rest(link, line, wait(attempt++, line.retry)));
+      hurried = !after && line.returns !== link.returns;
     }
   }
   save(link);
+}
+
+/** Pause, at most until another line gets through again. */
+async function rest({ page, returns }: Link, line: Line, ms: number): Promise<void> {
+  if (line.returns === returns) await Promise.race([page.pause(ms), new Promise<void>((done) => (line.hurry = done))]);
 }
 
 function broken(link: Link, line: Line, error: unknown): void {
@@ -132,7 +144,7 @@ async function open(link: Link, line: Line, what: 'turn' | 'open'): Promise<Resp
   return undefined;
 }
 
-async function read(link: Link, line: Line, { body }: Response): Promise<void> {
+async function read(link: Link, line: Line, { body }: Response, hurried: boolean): Promise<void> {
   const { signal } = line.abort;
   const events = decoder();
   const reader = body?.getReader();
@@ -141,6 +153,12 @@ async function read(link: Link, line: Line, { body }: Response): Promise<void> {
   signal.addEventListener('abort', stop);
   line.onopen?.();
   line.proven = true;
+  // Calls that come back much later than the others would have their notifications on the standalone stream. Only a line
+  // that has waited by itself hurries others: those that a server drops at once would chase each other without a pause.
+  if (!hurried && link.troubled.has(line)) {
+    line.returns = ++link.returns;
+    for (const other of link.lines) other.hurry?.();
+  }
   trouble(link, line);
   while (reader && !line.over) {
     const { done, value } = await reader.read();

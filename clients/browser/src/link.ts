@@ -25,6 +25,8 @@ export interface Link extends Kept {
   /** Calls of the pages before that this page has not seen the end of. */
   readonly recovered: Set<Call>;
   readonly lines: Set<Line>;
+  /** How often a line has got through again after it could not. */
+  returns: number;
   /** Who cannot get through to the server. */
   readonly troubled: Set<unknown>;
   status?: Status;

@@ -50,6 +50,7 @@ export class PerdureTransport {
       recovered: new Set(),
       lines: new Set(),
       troubled: new Set(),
+      returns: 0,
       hand: (m) => this.onmessage?.(m),
       report: (error) => this.onerror?.(error as Error),
       lost: (session) => lost(link, session),
