@@ -305,7 +305,7 @@ def _through_stdio(seen: list[dict[str, Any]]) -> str:
 
 
 def _most(hosts: list[str], of: list[str]) -> str:
-    """The hosts by their names, or if they are most of all: those that are not among them."""
+    """Name the hosts, or, if these are most of all, name the others."""
     rest = [host for host in of if host not in hosts]
     if len(rest) >= len(hosts):
         return "; ".join(hosts)

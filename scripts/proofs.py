@@ -64,7 +64,7 @@ def promises(body: str) -> str:
 
 
 def _with_proofs(body: str, cited: Mapping[str, list[Test]], *, shown: int = 3) -> str:
-    """The rows as they are, with the last cell made anew from the first tests that cite the row's number."""
+    """Return the rows with a new last cell: the first tests that cite the row's number."""
 
     def row(match: re.Match[str]) -> str:
         # Single tests say more than files.

@@ -300,9 +300,9 @@ class Reader:
             elif event.seq > target or self.progress is not None:
                 if self._note_progress(event, is_held=event.seq > target):
                     name = stream.position(event.seq, self.progress)
-                    frames.append(self._frame(str(name).encode(), event))
+                    frames.append(sse.encode_event(str(name).encode(), event.payload))
             else:
-                frames.append(self._frame(b"%s%010d" % (stream.prefix, event.seq), event))
+                frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)
             if size >= READ_BYTES or cursor == stream.answered:
@@ -395,10 +395,6 @@ class Reader:
             self.progress = None
         return True
 
-    def _frame(self, position: bytes, event: Event) -> bytes:
-        retry, self.retry = self.retry, b""
-        return retry + sse.encode_event(position, event.payload)
-
     def _gap(self, first: int, last: int) -> bytes:
         self._gapped = True
         return self._hub.tell_gap(self.stream, first, last, reason="trimmed", by_log=self._history.tells_by_log)
@@ -408,6 +404,8 @@ class Reader:
         assert self._connection is not None
         if self.preamble:
             body, self.preamble = self.preamble + body, b""
+        if self.retry and body.startswith(b"id:"):
+            body, self.retry = self.retry + body, b""
         await self._connection.write(body, last=last)
         self._has_written = True
         self._writing_since = None
